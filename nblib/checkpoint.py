@@ -1,48 +1,65 @@
-"""Save all that a run is, atomically, and prove on reading that it is still what was written.
+"""Save all that a training is, atomically, and check on reading that it is still what was written.
 
-A run continues bit for bit only if everything that changes is stored. In the model: trainable weights and buffers.
-Around it: the state and base rates of every optimizer, the loss scaler, the random generators of every process. And in
-the loop: the position in the data, the step, and what the guards remember. Leave out one and the loss curves part, some
-at once and some an epoch later (notebook 04).
+A training continues bit for bit only if everything that changes is stored: trainable weights and
+buffers, the state and base rates of every optimizer, the loss scaler, the random generators of
+every process, the position in the data, the step, and the windows of the guards. Leave out one and
+the loss curves part, some at once and some an epoch later (notebook 04).
 
-On disk a checkpoint is a folder `step-00000120` with `model.safetensors`, `training.pt` and `manifest.json`, the
-last holding the SHA-256 of the others. It is written under a temporary name, flushed to the device, and renamed: at
-any instant the folder is either whole or not there. Reading checks the hashes. What is damaged is set aside as
-`damaged-step-...` and the one before is taken; it never counts among those to keep. The one just written always does.
-The records of all steps so far are in it too, so a training that was resumed has the same history as a straight one.
+A checkpoint is a folder `step-00000120`, written by one process or by many in the same format:
 
-Several processes write one checkpoint through torch.distributed.checkpoint: each the shards that it holds and a part of
-what all hold, and rank 0 the rest. Any number reads it, on any mesh, each its own shards. When the number changes:
+    model.safetensors       weights and buffers by their names, whole: any safetensors tool reads it
+    training-*.safetensors  tensors of optimizers and generators, a file from each process
+    training.pt             everything else: numbers, lists, and the shapes of those tensors
+    meta.json               for a person: step, loss, parameters, versions, and what wrote it
+    manifest.json           the SHA-256 of each of the other files
 
-    position    counts batches of the notebook, which the processes share (`Batches` told their `world` count their own)
-    counters    steps, tokens, seconds, windows of the guards and the history are of all together, and go on
-    generators  process r takes those of process r; where none was, it makes them from rank 0's and r; others are gone
+torch.distributed.checkpoint writes and reads the tensors, in its safetensors storage. Each process
+writes the shards that it holds and a part of what all hold; then process 0 puts the weights
+together. Any number of processes reads a checkpoint, on any mesh, each only its own shards.
 
-In the background a thread writes a copy of the states, one at a time, while the steps go on. The last checkpoint is
-written before the loop ends; an error of the thread is raised at the next step. The host holds the states once more.
+The folder is written under a temporary name, flushed to the device, and renamed: at any instant it
+is whole or not there. Reading checks the hashes. A damaged checkpoint is renamed to
+`damaged-step-...`, and the one before it is read; it does not count among those to keep.
 
-Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a hash of all of it notices another.
+When the number of processes changes:
 
-Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep the ones it is given. A snapshot
-held in memory must be cloned both ways, or training goes on writing into it.
+    position    counts batches of the notebook, which the processes share
+    counters    steps, tokens, seconds and records are those of all processes together
+    generators  process r takes those of process r, or makes new ones from those of process 0 and r
+
+In the background a thread writes a copy of the states while the steps go on, one at a time. The
+last checkpoint is written before the loop ends. The host then holds the states twice.
+
+Frozen parameters are not saved: whoever resumes builds the base again. A hash of all of them
+notices another base.
+
+Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep the tensors that it
+is given. A snapshot held in memory must be cloned both ways, or training writes into it.
 """
 
 import contextlib
 import copy
+import datetime
 import errno
 import functools
 import hashlib
+import importlib.metadata
+import os
+import platform
 import re
 import shutil
+import sys
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.optim import Optimizer
@@ -50,271 +67,562 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nblib import files, parallel, runtime, wiring
 
-FILES = ("model.safetensors", "training.pt")
-PARTS = {"optimizers": list, "scaler": dict, "generators": list, "progress": dict, "frozen": str}  # of training.pt
-_HASHES = WeakIdKeyDictionary()  # tensor -> (its address and version, hash): frozen ones are hashed once
+WEIGHTS = "model.safetensors"
+TRAINING = "training.pt"
+META = "meta.json"
+FORMAT = 2  # 1 had other names for several processes than for one, and no meta.json
+ENTRIES = {  # of training.pt, with their types
+    "optimizers": list,
+    "scaler": dict,
+    "generators": list,
+    "progress": dict,
+    "frozen": str,
+    "files": list,
+}
+PACKAGES = ("nblib", "torch", "transformers", "safetensors", "numpy")
+
+_HASHES = WeakIdKeyDictionary()  # tensor -> (its address and version, its hash)
+
+State = dict[str, Any]  # {"weights": {name: tensor}, "training": {...}}
+Place = Callable[[State], None]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or does not fit this run; the message says what to do."""
+    """Report in one sentence that a checkpoint was not written or does not fit this training."""
+
+
+class OldFormat(CheckpointError):
+    """Report in one sentence that a checkpoint has a format that is no longer read."""
+
+
+# ------------------------------------------------------------------ from and to a live training
 
 
 def capture(
-    model: nn.Module, optimizers: list[Optimizer], *, progress: dict, batches=None, scaler=None, clone=False, **more
-) -> dict:
-    """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones. `more` is
-    stored beside it, for the caller."""
-    state = {
-        "weights": {name: tensor.detach() for name, tensor in _saved_tensors(model).items()},
-        "training": {
-            "optimizers": [o.state_dict() for o in optimizers],
-            "scaler": scaler.state_dict() if scaler is not None else {},
-            "generators": parallel.every(runtime.generators()),
-            "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
-            "progress": progress,
-            "frozen": fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad),
-            **more,
-        },
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    *,
+    progress: dict,
+    batches=None,
+    scaler=None,
+    clone: bool = False,
+    **more,
+) -> State:
+    """Return everything a training is.
+
+    The tensors are the live ones, or copies with `clone`, which a snapshot in memory needs. `more`
+    is stored beside it for the caller.
+    """
+    weights = {name: tensor.detach() for name, tensor in _saved_tensors(model).items()}
+    training = {
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "scaler": scaler.state_dict() if scaler is not None else {},
+        "generators": parallel.every(runtime.generators()),
+        "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
+        "progress": progress,
+        "frozen": _fingerprint_of_frozen(model),
+        "about": _describe(model, optimizers, weights),
     }
+    state = {"weights": weights, "training": training | more}
     return copy.deepcopy(state) if clone else state
 
 
-def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None) -> dict:
-    """Put a captured state back in place and return its progress. The state itself stays untouched."""
-    training = copy.deepcopy({name: state["training"][name] for name in (*PARTS, "batches")})  # some keep what they get
+def restore(
+    state: State, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None
+) -> dict:
+    """Put a captured state back in place and return its progress. The state is not changed."""
+    # load_state_dict may keep what it is given, so it gets copies
+    names = ("optimizers", "scaler", "generators", "progress", "batches")
+    training = copy.deepcopy({name: state["training"][name] for name in names})
+    saved_weights = state["weights"]
     tensors = _saved_tensors(model)
-    if tensors.keys() != state["weights"].keys():
-        differ = sorted(tensors.keys() ^ state["weights"].keys())
-        raise CheckpointError(f"checkpoint and model train different parameters, {len(differ)} of them: {differ[:3]}")
-    if training["frozen"] != fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad):
-        raise CheckpointError("the frozen base under this checkpoint is not the one it was trained on; rebuild that")
+
+    # refuse the checkpoint of another model or base before anything is changed
+    if tensors.keys() != saved_weights.keys():
+        differ = sorted(tensors.keys() ^ saved_weights.keys())
+        raise CheckpointError(
+            f"checkpoint and model train different parameters, {len(differ)} of them: {differ[:3]}"
+        )
+    if state["training"]["frozen"] != _fingerprint_of_frozen(model):
+        raise CheckpointError(
+            "the frozen base under this checkpoint is not the one it was trained on; rebuild that"
+        )
+    for name, tensor in tensors.items():
+        saved_shape = tuple(saved_weights[name].shape)
+        if tuple(tensor.shape) != saved_shape:
+            raise CheckpointError(f"{name}: checkpoint {saved_shape}, model {tuple(tensor.shape)}")
+
+    # weights and buffers
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if tensor.shape != (saved := state["weights"][name]).shape:
-                raise CheckpointError(f"{name}: checkpoint {tuple(saved.shape)}, model {tuple(tensor.shape)}")
-            tensor.copy_(parallel.like(saved, tensor))
-    _cut(training["optimizers"], optimizers)
+            tensor.copy_(parallel.like(saved_weights[name], tensor))
+
+    # optimizers, scaler and data
+    _cut_moments(training["optimizers"], optimizers)
     for optimizer, saved in zip(optimizers, training["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
     if scaler is not None and training["scaler"]:
         scaler.load_state_dict(training["scaler"])
     if training["batches"] is not None and batches is not None:
         batches.load_state_dict(training["batches"])
-    generators, rank = training["generators"], runtime.rank()
-    runtime.set_generators(generators[rank if rank < len(generators) else 0])
-    if rank >= len(generators):
+
+    # random generators: those of this process, or new ones where there was none of its rank
+    generators = training["generators"]
+    rank = runtime.rank()
+    if rank < len(generators):
+        runtime.set_generators(generators[rank])
+    else:
+        runtime.set_generators(generators[0])
         runtime.branch(rank)
     return training["progress"]
 
 
-def save(folder: Path, state: dict, *, keep: int = 2, group=None) -> Path:
-    """Write a captured state as `folder/step-N`; keep the newest `keep`. Where processes have joined a world, each of
-    them must call it, and it returns when all have written."""
-    final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
+# ------------------------------------------------------------------ writing
+
+
+def save(
+    folder: Path, state: State, *, keep: int = 2, group=None, parameters: Mapping | None = None
+) -> Path:
+    """Write a captured state as `folder/step-N`, keep the newest `keep`, and return its path.
+
+    Where processes have joined a world, each of them must call it, and it returns when all have
+    written. `parameters` are values for meta.json.
+    """
+    folder = Path(folder)
+    final = folder / f"step-{state['training']['progress']['step']:08d}"
+
+    # write it
     try:
-        if dist.is_initialized():
-            _write_shards(final, state, group)
-        elif runtime.rank() == 0:
-            with files.replacing(final) as partial:  # this step may be there already, of one resumed from an older one
-                partial.mkdir()
-                save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / FILES[0])
-                torch.save(state["training"], partial / FILES[1])
-                files.seal(partial)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
-        sizes = f"{free / 2**20:.1f} MiB free, about {_bytes(state) / 2**20:.1f} needed"
-        reason = f"no space left on the device ({sizes})" if full else error
-        intact = ", ".join(path.name for path in folders(folder)) or "none"
-        raise CheckpointError(f"checkpoint {final} not written: {reason}. Intact: {intact}") from error
+        if dist.is_initialized() or runtime.rank() == 0:
+            _write(final, state, group, parameters)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save: RuntimeError if full
+        raise CheckpointError(_why_not_written(final, state, error)) from error
+
+    # remove what is older than those to keep, and what killed processes left
     if runtime.rank() == 0:
-        for path in [path for path in folders(folder) if path != final][keep - 1 :]:
+        others = [path for path in folders(folder) if path != final]
+        for path in others[keep - 1 :]:
             shutil.rmtree(path)
-        files.remove_partials(Path(folder), "step-*")
+        files.remove_partials(folder, "step-*")
     return final
 
 
-def _write_shards(final: Path, state: dict, group) -> None:
-    """Each of three parts ends in all processes before the next begins, and an error of one is that of all."""
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint import save as write
+def _write(final: Path, state: State, group, parameters: Mapping | None) -> None:
+    """Write one checkpoint.
 
+    Each of three parts ends in all processes before the next begins, and an error in one process
+    is raised in all of them.
+    """
     rank = runtime.rank()
+    world = dist.get_world_size() if dist.is_initialized() else 1
+
     with contextlib.ExitStack() as stack:
 
         def begin() -> Path | None:
-            if rank == 0:
-                (place := stack.enter_context(files.replacing(final))).mkdir()
-                return place
+            if rank != 0:
+                return None
+            place = stack.enter_context(files.replacing(final))
+            place.mkdir()
+            return place
 
-        def share() -> dict[str, str]:
-            tensors = {name: t.contiguous() for name, t in _named(state).items()}
-            write(tensors, storage_writer=HuggingFaceStorageWriter(partial, save_distributed=True), process_group=group)
-            return {path.name: files.sha256(path) for path in partial.glob(f"shard-{rank + 1:05d}-*")}
+        def write_tensors() -> dict[str, str]:
+            if world == 1:
+                _save_weights(partial, state["weights"])
+                _dcp_save(partial, _named_tensors(state["training"]), {}, group)
+            else:
+                _dcp_save(partial, _named_tensors(state["training"]), state["weights"], group)
+            own = partial.glob(f"shard-{rank + 1:05d}-model-00001-of-*.safetensors")
+            return {path.name: files.sha256(path) for path in own}
 
         def end() -> None:
-            if rank == 0:
-                rest = _mapped(state, lambda _, t: torch.empty(t.shape, dtype=t.dtype, device="meta") if t.ndim else t)
-                names = sorted({*hashes, *(path.name for path in partial.iterdir())})
-                torch.save(rest["training"] | {"weights": rest["weights"], "shards": names}, partial / FILES[1])
-                files.seal(partial, hashes)
-                stack.close()  # the folder gets its name
+            if rank != 0:
+                return
+            if world > 1:
+                _save_weights(partial, _put_together(partial, state["weights"]))
+            hashes = _name_shards(partial, dict(ChainMap(*hashes_by_rank)))
+            _write_training(partial, state)
+            meta = describe_for_people(state, world, parameters)
+            files.write(partial / META, files.to_json(meta, indent=1) + "\n")
+            files.seal(partial, hashes)
+            stack.close()  # the folder gets its name
 
         partial = parallel.together(begin, group)[0]
-        hashes = dict(ChainMap(*parallel.together(share, group)))
+        hashes_by_rank = parallel.together(write_tensors, group)
         parallel.together(end, group)
 
 
-def _mapped(value, change: Callable[[str, Tensor], Tensor], name: str = ""):
-    """The same nest of dicts and lists, each tensor changed. The way to a tensor is its name."""
-    if isinstance(value, dict):
-        return {key: _mapped(v, change, f"{name}/{key}") for key, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(v, change, f"{name}/{n}") for n, v in enumerate(value))
-    return change(name, value) if isinstance(value, Tensor) else value
+def _save_weights(partial: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write whole weights as a file that any safetensors tool reads."""
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
 
 
-def _named(state: dict) -> dict[str, Tensor]:
-    """What goes to the shards; numbers stay where they are."""
-    found: dict[str, Tensor] = {}
-    _mapped(state, lambda name, t: found.setdefault(name, t) if t.ndim else t)
-    return found
+def _dcp_save(
+    partial: Path, training: dict[str, Tensor], weights: Mapping[str, Tensor], group
+) -> None:
+    """Write this process's shards, those of weights and those of training in two files."""
+    from torch.distributed import checkpoint as dcp
+
+    tensors = {name: tensor.contiguous() for name, tensor in (training | weights).items()}
+    file_of = dict.fromkeys(training, 1) | dict.fromkeys(weights, 2)
+    writer = dcp.HuggingFaceStorageWriter(
+        str(partial), fqn_to_index_mapping=file_of, save_distributed=True
+    )
+    alone = not dist.is_initialized()
+    with _dcp_errors_as_they_were():
+        dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=alone)
+
+
+def _put_together(partial: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the weights that all processes have written, whole, and remove their shards."""
+    whole = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in weights.items()}
+    _dcp_load(partial, whole)
+    for shard in partial.glob("shard-*-model-00002-of-*.safetensors"):
+        shard.unlink()
+    return whole
+
+
+def _name_shards(partial: Path, hashes: Mapping[str, str]) -> dict[str, str]:
+    """Give torch's files the names of this format; return their hashes by the new names."""
+    renamed = {}
+    for number, name in enumerate(sorted(hashes), start=1):
+        new_name = f"training-{number:05d}-of-{len(hashes):05d}.safetensors"
+        (partial / name).rename(partial / new_name)
+        renamed[new_name] = hashes[name]
+    return renamed
+
+
+def _write_training(partial: Path, state: State) -> None:
+    """Write what is no tensor, and the shapes of what is one."""
+
+    def described(_: str, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    def described_if_stored(name: str, tensor: Tensor) -> Tensor:
+        return described(name, tensor) if tensor.ndim else tensor
+
+    content = {
+        **_mapped(state["training"], described_if_stored),
+        "weights": _mapped(state["weights"], described),
+        "files": sorted(path.name for path in partial.glob("*.safetensors")),
+        "format": FORMAT,
+    }
+    torch.save(content, partial / TRAINING)
+
+
+def _why_not_written(final: Path, state: State, error: BaseException) -> str:
+    """Return the sentence for a checkpoint that could not be written."""
+    parent = next(path for path in final.parents if path.exists())
+    free = shutil.disk_usage(parent).free
+    needed = 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # + moments
+
+    out_of_space = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    reason: object = error
+    if out_of_space or free < needed:
+        sizes = f"{free / 2**20:.1f} MiB free, about {needed / 2**20:.1f} needed"
+        reason = f"no space left on the device ({sizes})"
+
+    intact = ", ".join(path.name for path in folders(final.parent)) or "none"
+    return f"checkpoint {final} not written: {reason}. Intact: {intact}"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Save a training in a folder, and resume from the newest checkpoint there.
+
+    folder      None saves nothing
+    every       steps between checkpoints; 0 saves the end alone
+    keep        how many stay: the newest
+    background  the steps go on while a copy of the states is written
+    parameters  values for meta.json, such as those of the notebook
+    """
+
+    folder: Path | None
+    every: int = 0
+    keep: int = 2
+    background: bool = False
+    parameters: Mapping | None = None
+
+    def __post_init__(self):
+        if self.every < 0:
+            raise ValueError(f"every = {self.every}: must be at least 0; 0 saves the end alone")
+        if self.keep < 1:
+            raise ValueError(f"keep = {self.keep}: must be at least 1")
 
 
 class Saver(contextlib.AbstractContextManager):
-    """Saves the checkpoints of one training, if it shall in the background."""
+    """Save the checkpoints of one training as `Checkpoints` says; without them, none."""
 
-    def __init__(self, folder: Path | None, *, keep: int, background: bool = False):
-        self.background, self.writing = background, None
-        group = parallel.beside(dist.group.WORLD) if folder and dist.is_initialized() else None
-        self.write = functools.partial(save, folder, keep=keep, group=group)
-        if background:
+    def __init__(self, checkpoints: Checkpoints | None):
+        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+            raise TypeError(
+                f"checkpoints = {checkpoints!r}: must be Checkpoints(folder, every=...) or None"
+            )
+        folder = parallel.every(checkpoints.folder if checkpoints else None)[0]
+        self.folder: Path | None = folder
+        self.every = checkpoints.every if checkpoints else 0
+        self.background = bool(checkpoints and checkpoints.background)
+        self.writing: Future | None = None
+        group = None
+        if folder and dist.is_initialized():
+            group = parallel.beside(dist.group.WORLD)
+        self.write = functools.partial(
+            save,
+            folder,
+            keep=checkpoints.keep if checkpoints else 1,
+            group=group,
+            parameters=checkpoints.parameters if checkpoints else None,
+        )
+
+        if self.background:
             from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-            self.stager, self.thread = DefaultStager(StagingOptions(False, False, False, False)), ThreadPoolExecutor(1)
+            self.stager = DefaultStager(StagingOptions(False, False, False, False))
+            self.thread = ThreadPoolExecutor(1)
 
-    def save(self, state: dict, *, last: bool) -> None:
-        """When the one before is written. The last one is on disk when this returns."""
+    def is_due(self, step: int, *, last: bool) -> bool:
+        """Return whether to save after this step; steps count from 1."""
+        if self.folder is None:
+            return False
+        return last or bool(self.every and step % self.every == 0)
+
+    def save(self, state: State, *, last: bool) -> None:
+        """Save when the one before is written. The last one is on disk when this returns."""
         self.wait()
         if last or not self.background:
             self.write(state)
-        else:
-            history = list(state["training"].pop("history", []))  # its records do not change
-            copied = self.stager.stage(state)  # to the host
-            copied["training"]["history"] = history
-            self.writing = self.thread.submit(self.write, copied)
+            return
+
+        # copy the tensors to the host; the records of earlier steps do not change
+        history = list(state["training"].pop("history", []))
+        copied = self.stager.stage(state)
+        copied["training"]["history"] = history
+        self.writing = self.thread.submit(self.write, copied)
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what went wrong there."""
+        """Wait until nothing is being written; raise what went wrong there."""
         if self.writing:
             self.writing.result()
 
     def failed(self) -> bool:
-        return bool(self.writing and self.writing.done() and self.writing.exception())
+        """Return whether the last write in the background has failed."""
+        if self.writing is None or not self.writing.done():
+            return False
+        return self.writing.exception() is not None
 
     def __exit__(self, error, *_) -> None:
-        if self.background:
-            self.thread.shutdown()  # what is being written becomes whole, whatever ends the training
-            self.stager.close()
-            if error in (None, GeneratorExit):
-                self.wait()
+        if not self.background:
+            return
+        self.thread.shutdown()  # what is being written becomes whole, whatever ends the training
+        self.stager.close()
+        if error in (None, GeneratorExit):
+            self.wait()
+
+
+# ------------------------------------------------------------------ meta.json
+
+
+def _describe(model: nn.Module, optimizers: list[Optimizer], weights: dict[str, Tensor]) -> dict:
+    return {
+        "model": type(model).__name__,
+        "saved_tensors": len(weights),
+        "saved_numbers": sum(tensor.numel() for tensor in weights.values()),
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+    }
+
+
+def describe_for_people(state: State, world: int, parameters: Mapping | None = None) -> dict:
+    """Return the content of meta.json for a captured state."""
+    training = state["training"]
+    progress = training["progress"]
+
+    # the loss of the last step: from its record, or from the guards' window of recent losses
+    loss = None
+    if training.get("history"):
+        loss = training["history"][-1].get("loss")
+    elif progress.get("recent"):
+        loss = progress["recent"][-1]
+
+    return {
+        "format": FORMAT,
+        "step": progress["step"],
+        "loss": loss,
+        "tokens": progress.get("tokens"),
+        "training_seconds": progress.get("seconds"),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        **training.get("about", {}),
+        "parameters": dict(parameters) if parameters is not None else None,
+        "versions": {"python": platform.python_version(), **_versions()},
+        "written_by": {
+            "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
+            "host": files.HOST,
+            "process": os.getpid(),
+            "processes": world,
+        },
+    }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Return the versions of those packages that decide what a checkpoint means."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def read_meta(path: Path) -> dict:
+    """Return meta.json of one checkpoint; empty where there is none or it cannot be read."""
+    try:
+        return files.read_json(Path(path) / META)
+    except files.Unreadable:
+        return {}
+
+
+# ------------------------------------------------------------------ reading
 
 
 def folders(folder: Path) -> list[Path]:
-    """Checkpoints of a run, newest first. Partial and damaged ones have another name; links are not ours."""
-    named = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return sorted((path for path in named if path.is_dir() and not path.is_symlink()), reverse=True)
+    """Return the checkpoints of a training, newest first; partial and damaged ones are not."""
+    named = [p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d{8}", p.name)]
+    own = [path for path in named if path.is_dir() and not path.is_symlink()]
+    return sorted(own, reverse=True)
 
 
-def read(path: Path, place: Callable[[dict], None] = lambda state: None, *, trusted: bool = False) -> dict:
-    """One checkpoint, its hashes verified unless another process did. Nothing is unpickled that could run code. `place`
-    may put shards where tensors are only described; the others are read whole."""
+def read(path: Path, place: Place = lambda state: None, *, trusted: bool = False) -> State:
+    """Return the state of one checkpoint; CheckpointError where it is not what was written.
+
+    Its hashes are checked unless another process did that (`trusted`). Nothing is unpickled that
+    could run code. `place` may replace tensors that are only described (on meta) by shards; the
+    others are read whole.
+    """
+    path = Path(path)
     try:
-        names = None if trusted else files.verify(path)
-        training = torch.load(path / FILES[1], map_location="cpu", weights_only=True)
-        if wrong := [name for name, kind in PARTS.items() if not isinstance(training[name], kind)]:
-            raise CheckpointError(f"{path.name} is damaged: no {wrong[0]} in {FILES[1]}")
-        shards = training.pop("shards", None)
-        needed = {FILES[1], *(shards or FILES)}
-        if names not in (None, needed):
-            raise CheckpointError(f"{path.name} is damaged: its {files.MANIFEST} does not name {', '.join(needed)}")
-        if shards:
-            return _read_shards(path, {"weights": training.pop("weights"), "training": training}, place)
-        return {"weights": load_file(path / FILES[0]), "training": training}
+        sealed = None
+        if not trusted:
+            sealed = files.verify(path)
+            if META not in sealed:
+                raise OldFormat(
+                    f"{path} was written by nblib 0.1, whose checkpoints are no longer read: "
+                    "delete the folder and train again, or go on with nblib 0.1"
+                )
+        training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+        state = _described_state(path, training, sealed)
+        place(state)
+        return _filled(path, state)
     except CheckpointError:
         raise
     except files.Unreadable as error:
         raise CheckpointError(str(error).replace(str(path), path.name)) from None
-    except Exception as error:  # hashes of rubbish are true too, and each reader has its own words for that
+    except Exception as error:  # rubbish can have a true hash, and each reader has its own error
         raise CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _read_shards(path: Path, state: dict, place: Callable[[dict], None]) -> dict:
-    from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, load
+def _described_state(path: Path, training: dict, sealed: set[str] | None) -> State:
+    """Return the state with empty tensors, as training.pt describes it."""
+    wrong = [name for name, kind in ENTRIES.items() if not isinstance(training[name], kind)]
+    if wrong:
+        raise CheckpointError(f"{path.name} is damaged: no {wrong[0]} in {TRAINING}")
 
-    place(state)
-    state = _mapped(state, lambda _, t: torch.empty_like(t, device="cpu") if t.is_meta else t)
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that it reads alone, which it shall
-            load(_named(state), storage_reader=HuggingFaceStorageReader(path), no_dist=True)
-    except CheckpointException as error:  # which is no Exception
-        raise RuntimeError(str(error).splitlines()[-1]) from error
+    needed = {TRAINING, META, *training.pop("files")}
+    if sealed is not None and sealed != needed:
+        names = ", ".join(sorted(needed))
+        raise CheckpointError(f"{path.name} is damaged: its {files.MANIFEST} does not name {names}")
+    return {"weights": training.pop("weights"), "training": training}
+
+
+def _filled(path: Path, state: State) -> State:
+    """Return the state with the tensors of the files in place of those that are described."""
+
+    def real(_: str, tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
+
+    state = {part: _mapped(state[part], real) for part in ("weights", "training")}
+    _dcp_load(path, state["weights"] | _named_tensors(state["training"]))
     return state
 
 
-def newest(folder: Path) -> dict | None:
-    """The newest checkpoint that is whole, or None. Damaged ones are set aside, and named."""
-    candidates = parallel.every(folders(folder))[0]
-    return next((state for path in candidates if (state := _whole(path)) is not None), None)
+def _dcp_load(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors or shards in place from the safetensors files of a folder."""
+    from torch.distributed import checkpoint as dcp
+
+    with _dcp_errors_as_they_were():
+        reader = dcp.HuggingFaceStorageReader(str(path))
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
 
 
-def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progress: dict, **parts) -> dict | None:
-    """Restore the newest checkpoint of a folder and return it; None when there is none. Its progress must look like
-    the one given."""
-    broken = None
-    for path in parallel.every(folders(folder))[0]:
-        if (state := _whole(path, lambda state: _place(state, model, optimizers))) is None:
-            continue
-        try:
-            found = restore(state, model, optimizers, **parts)
-            if wrong := [name for name, value in progress.items() if type(found.get(name)) is not type(value)]:
-                raise KeyError(wrong[0])
+def newest(folder: Path) -> State | None:
+    """Return the newest checkpoint that is whole, or None. Damaged ones are renamed."""
+    for path in _candidates(folder):
+        state = _read_if_whole(path)
+        if state is not None:
             return state
-        except CheckpointError:  # of another model or base: a sentence for whoever runs it, nothing is damaged
-            raise
-        except Exception as error:  # hashes of rubbish are true too, and each optimizer has its own words for that
-            broken = error
-            _set_aside(path, f"{path.name} is damaged: {type(error).__name__}: {error}")
-    if broken is not None:  # half of it is in the model already, so this is not a fresh start
-        raise CheckpointError(f"no checkpoint of {folder} can be restored; start this run again") from broken
     return None
 
 
-def _place(state: dict, model: nn.Module, optimizers: list[Optimizer]) -> None:
-    """Empty shards where a tensor is described that is cut in this process."""
-    tensors = _saved_tensors(model)
-    state["weights"] = {name: parallel.like(t, tensors.get(name)) for name, t in state["weights"].items()}
-    _cut(state["training"]["optimizers"], optimizers)
-    if snapshot := state["training"].get("snapshot"):
-        _place(snapshot, model, optimizers)
+def resume(
+    folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progress: dict, **parts
+) -> State | None:
+    """Restore the newest checkpoint of a folder and return it; None where there is none.
+
+    Its progress must have the names and types of the one given. CheckpointError where it is of
+    another model or base, or where none can be restored.
+    """
+    broken = None
+    for path in _candidates(folder):
+        state = _read_if_whole(path, lambda state: _place_shards(state, model, optimizers))
+        if state is None:
+            continue
+        try:
+            restored = restore(state, model, optimizers, **parts)
+            for name, value in progress.items():
+                if type(restored.get(name)) is not type(value):
+                    raise KeyError(name)
+            return state
+        except CheckpointError:  # of another model or base: nothing is damaged
+            raise
+        except Exception as error:  # rubbish can have a true hash: try the one before
+            broken = error
+            _set_aside(path, f"{path.name} is damaged: {type(error).__name__}: {error}")
+
+    # a part of it is in the model already, so this would be no fresh start
+    if broken is not None:
+        raise CheckpointError(
+            f"no checkpoint of {folder} can be restored; start this run again"
+        ) from broken
+    return None
 
 
-def _cut(saved: list[dict], optimizers: list[Optimizer]) -> None:
-    """The moments cut as their parameters are."""
-    for optimizer, known in zip(optimizers, saved):
-        params = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-        for number, values in known.get("state", {}).items():
-            values |= {k: parallel.like(v, params.get(number)) for k, v in values.items() if isinstance(v, Tensor)}
+def _candidates(folder: Path) -> list[Path]:
+    """Return the checkpoints that process 0 finds, newest first, after a kill too."""
+    if runtime.rank() == 0:
+        files.remove_partials(Path(folder), "step-*")
+    return parallel.every(folders(folder))[0]
 
 
-def _whole(path: Path, place: Callable[[dict], None] = lambda state: None) -> dict | None:
-    """Rank 0 judges for all: another process would find it set aside already."""
+def _read_if_whole(path: Path, place: Place = lambda state: None) -> State | None:
+    """Return one checkpoint, or None where it is damaged and was set aside.
+
+    Process 0 judges for all, because another one would find it renamed already.
+    """
     state = None
-    try:
-        state = read(path, place) if runtime.rank() == 0 else None
-    except CheckpointError as error:
-        _set_aside(path, str(error))
-    return read(path, place, trusted=True) if parallel.every(state is not None)[0] and not state else state
+    problem: CheckpointError | None = None
+    if runtime.rank() == 0:
+        try:
+            state = read(path, place)
+        except CheckpointError as error:
+            problem = error
+
+    problem = parallel.every(problem)[0]
+    if isinstance(problem, OldFormat):
+        raise problem
+    if problem is not None:
+        _set_aside(path, str(problem))
+        return None
+    if state is None:
+        state = read(path, place, trusted=True)
+    return state
 
 
 def _set_aside(path: Path, why: str) -> None:
@@ -322,32 +630,114 @@ def _set_aside(path: Path, why: str) -> None:
         files.set_aside(path, f"checkpoint {why}")
 
 
-def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What trains, and the buffers that the state dict holds; others (rotary tables) are computed with the model."""
-    skip = {
-        f"{prefix}.{name}".lstrip(".") for prefix, m in model.named_modules() for name in m._non_persistent_buffers_set
+def _place_shards(state: State, model: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Put empty shards where a tensor is described that is cut in this process."""
+    tensors = _saved_tensors(model)
+    state["weights"] = {
+        name: parallel.like(described, tensors.get(name))
+        for name, described in state["weights"].items()
     }
-    return wiring.trainable(model) | {n: b for n, b in model.named_buffers() if n not in skip}
+    _cut_moments(state["training"]["optimizers"], optimizers)
+    snapshot = state["training"].get("snapshot")
+    if snapshot:
+        _place_shards(snapshot, model, optimizers)
+
+
+def _cut_moments(saved: list[dict], optimizers: list[Optimizer]) -> None:
+    """Cut the optimizers' saved tensors as the parameters they belong to are cut."""
+    for optimizer, known in zip(optimizers, saved):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        numbered = dict(enumerate(params))
+        for number, values in known.get("state", {}).items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    values[name] = parallel.like(value, numbered.get(number))
+
+
+# ------------------------------------------------------------------ tensors in a nest
+
+
+def _mapped(value, change: Callable[[str, Tensor], Tensor], name: str = "training"):
+    """Return the same nest of dicts and lists with each tensor changed.
+
+    The way to a tensor is its name: "training/optimizers/0/state/3/exp_avg".
+    """
+    if isinstance(value, dict):
+        return {key: _mapped(item, change, f"{name}/{key}") for key, item in value.items()}
+    if type(value) in (list, tuple):
+        items = (_mapped(item, change, f"{name}/{n}") for n, item in enumerate(value))
+        return type(value)(items)
+    return change(name, value) if isinstance(value, Tensor) else value
+
+
+def _named_tensors(training: dict) -> dict[str, Tensor]:
+    """Return the tensors that go to the shards; those without a dimension stay in training.pt."""
+    tensors: dict[str, Tensor] = {}
+
+    def collect(name: str, tensor: Tensor) -> Tensor:
+        if tensor.ndim:
+            tensors[name] = tensor
+        return tensor
+
+    _mapped(training, collect)
+    return tensors
+
+
+@contextlib.contextmanager
+def _dcp_errors_as_they_were() -> Iterator[None]:
+    """Raise the first error that DCP has wrapped, and silence its warning.
+
+    DCP wraps everything, Ctrl-C too, in an exception that is no Exception. It warns about
+    no_dist=True, which is intended here.
+    """
+    from torch.distributed.checkpoint import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as wrapped:
+        error, _ = wrapped.failures[min(wrapped.failures)]
+        raise error from None
+
+
+# ------------------------------------------------------------------ what is saved, and hashes
+
+
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what trains, and the buffers that the state dict holds.
+
+    Other buffers (rotary tables) are computed with the model.
+    """
+    computed = set()
+    for prefix, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            computed.add(f"{prefix}.{name}".lstrip("."))
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in computed}
+    return wiring.trainable(model) | buffers
+
+
+def _fingerprint_of_frozen(model: nn.Module) -> str:
+    return fingerprint((name, p) for name, p in model.named_parameters() if not p.requires_grad)
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash of names, shapes, types and all bytes."""
+    """Return a hash of names, shapes, types and all bytes."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{_hash(tensor.detach(), tensor)}".encode())
+        content = _hash(tensor.detach(), tensor)
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{content}".encode())
     return digest.hexdigest()[:16]
 
 
 def _hash(values: Tensor, tensor: Tensor) -> str:
-    mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    state = (mine.data_ptr(), None if tensor.is_inference() else tensor._version)
+    """Return the hash of a tensor's bytes, computed once until the tensor changes."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    version = None if tensor.is_inference() else tensor._version
+    now = (local.data_ptr(), version)
     known, value = _HASHES.get(tensor, (None, ""))
-    if known != state:
+    if known != now:
         raw = parallel.gathered(values).cpu().contiguous().flatten().view(torch.uint8)
         value = hashlib.sha256(raw.numpy()).hexdigest()
-        _HASHES[tensor] = (state, value)
+        _HASHES[tensor] = (now, value)
     return value
-
-
-def _bytes(state: dict) -> int:
-    return 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # weights and two moments

@@ -1,4 +1,5 @@
-"""The doctor, under the name that the notebooks use. It is a package of its own, `loopdoctor`, in the folder doctor/.
+"""The doctor, under the name that the notebooks use. It is a package of its own, `loopdoctor`, in
+the folder doctor/.
 
     with doctor.watch(model, optimizer=optimizer) as report: ...
 
@@ -14,7 +15,8 @@ except ModuleNotFoundError as error:
     if error.name != "loopdoctor":
         raise
     raise ModuleNotFoundError(
-        "The doctor is not installed here: run `make env`, or `pip install ./doctor` in the repository.",
+        "The doctor is not installed here: run `make env`, or `pip install ./doctor` in the "
+        "repository.",
         name="loopdoctor",
     ) from error
 

@@ -1,23 +1,30 @@
-"""Files that are never half written: a temporary name, flushed to the device, then renamed. And locks, hashes, JSON.
+"""Files that are never half written, locks, and the two formats by which damage is noticed.
 
-    write(path, text)                       the old file or the new one
-    with replacing(path) as partial: ...    the same for a file or folder that another library writes
-    with locked(path): ...                  one process at a time; claim(path) asks without waiting
+    write(path, text)                       the old file or the new one, never half of one
+    with replacing(path) as partial: ...    the same for a file or folder that a library writes
+    with locked(path, waiting="..."): ...   one process at a time; claim(path) does not wait
 
-A rename is atomic, so a reader never sees half a file. It is durable only after the file and the folder that holds its
-name were flushed. Locks are the kernel's (flock): they go with the process that holds them, however it ends. No write
-follows a link that somebody planted under the name it is about to use. What cannot be read is set aside under another
-name, `damaged-...`, with a sentence: it counts for nothing and is there to be looked at.
+What is written gets a temporary name, is flushed to the device, and is then renamed. A rename is
+atomic, so a reader never sees half a file. It is durable only after the file and the folder that
+holds its name were flushed. A folder cannot take the place of another one in one step: the old one
+is renamed first. A process that is killed between the two leaves it under a hidden name, and
+`remove_partials` renames it back, which the next writer and `verify` call.
 
-    seal(folder)            write manifest.json: the name and the SHA-256 of each of its files
-    verify(folder, names)   Unreadable unless exactly these files are there, as they were written
+Locks are the kernel's (flock): they end with the process that holds them, however it ends. No write
+follows a link that somebody planted under the name it is about to use.
 
-Footgun: Python's json writes `NaN`, which is not JSON and which other readers refuse. Non-finite numbers become the
-strings "nan", "inf" and "-inf" here; `float()` turns them back.
+Integrity has two formats. Neither is read without being checked:
+
+    seal(folder), verify(folder)            manifest.json: the SHA-256 of each file of the folder
+    write_checked_json, read_checked_json   a JSON object that holds the SHA-256 of itself
+
+What is damaged is renamed to `damaged-...`, with a sentence, and can be looked at.
+
+Footgun: Python's json writes `NaN`, which is not JSON and which other readers refuse. Non-finite
+numbers become the strings "nan", "inf" and "-inf" here; `float()` turns them back.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import glob
 import hashlib
@@ -33,18 +40,23 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-HOST, DAY = os.uname().nodename.partition(".")[0], 86_400
+HOST = os.uname().nodename.partition(".")[0]
+DAY = 86_400  # seconds
 
 
 class Unwritable(OSError):
-    """A place we cannot write to, said in one sentence."""
+    """Report in one sentence that a place cannot be written to."""
 
 
 class Unreadable(ValueError):
-    """There is a file or a folder, and it is not what was written there; said in one sentence."""
+    """Report in one sentence that a file or folder is not what was written there."""
+
+
+# ------------------------------------------------------------------ writing
 
 
 def make_folder(path: Path) -> Path:
+    """Make a folder and those above it, and return it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,13 +64,36 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file as a whole."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
+    try:
+        with replacing(path) as partial:
+            with open(partial, "xb", opener=_open_no_link) as file:
+                file.write(content)
+    except OSError as error:
+        raise Unwritable(f"Cannot write {path}: {error.strerror or error}.") from None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write a file or a folder under; when the block ends well it takes the place of `path`."""
+    """Yield a name beside `path` to write a file or folder under.
+
+    When the block ends well, what was written takes the place of `path`; otherwise it is deleted.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path.parent, glob.escape(path.name))
+
+    # a container that starts again gives the same number to a process that was killed here
     partial = path.with_name(f".{path.name}.{os.getpid()}@{HOST}.partial")
-    _remove(partial)  # a container that starts again gives the same number to a process that was killed here
+    _remove(partial)
+    _put_back(partial.with_suffix(".replaced"), path)
+
     try:
         yield partial
         put(partial, path)
@@ -68,107 +103,87 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def put(partial: Path, path: Path) -> None:
-    """Give a whole file or folder the name `path`, and let a power cut lose neither its content nor its name."""
+    """Give a whole file or folder the name `path`, durably: its content first, then its name."""
     for part in [*partial.rglob("*"), partial]:
         flush(part)
+
     if not path.is_dir():
         os.replace(partial, path)
-    elif not _exchange(partial, path):  # a folder cannot take the place of another one: for an instant there is none
-        old = partial.with_name(f".{path.name}-old.{os.getpid()}.partial")
-        os.replace(path, old)
+        flush(path.parent)
+        return
+
+    # for an instant there is no folder of this name, and never half of one
+    old = partial.with_suffix(".replaced")
+    os.utime(path)  # by its age another host judges whether anybody is at work here
+    os.replace(path, old)
+    try:
         os.replace(partial, path)
-        partial = old
+    except BaseException:
+        os.replace(old, path)
+        raise
     flush(path.parent)
-    _remove(partial)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; False where the system cannot (it is Linux that can)."""
-    with contextlib.suppress(AttributeError, OSError):
-        here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
-        return ctypes.CDLL(None).renameat2(here, names[0], here, names[1], both) == 0
-    return False
+    _remove(old)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
-    """Delete what processes that were killed while writing left in the folder. One that began after a file was written
-    did not write it: it has only been given the same number. Of another machine nobody knows who lives there, so what
-    it writes stays for a day."""
+    """Delete what killed processes left in a folder while they wrote files of this name.
+
+    A folder that was about to be replaced gets its name back if the new one did not get it.
+    """
+    for old in folder.glob(f".{name}.*.replaced"):
+        path = old.with_name(old.name[1:].rsplit(".", 2)[0])
+        if _is_left(old):
+            _put_back(old, path)
+
     for partial in folder.glob(f".{name}.*.partial"):
-        pid, _, host = partial.name.split(".")[-2].partition("@")
-        with contextlib.suppress(FileNotFoundError):  # just put in its place
-            began = _began(pid) if host in ("", HOST) else time.time() - DAY
-            if began > partial.lstat().st_mtime + 60:  # clocks differ a little
-                _remove(partial)
+        if _is_left(partial):
+            _remove(partial)
 
 
-def _began(pid: str) -> float:
-    """When a process began, in seconds as `time.time()` counts them; infinity when there is no such process."""
+def _put_back(old: Path, path: Path) -> None:
+    """Give a folder its name back, or delete it where the new one has the name."""
+    if os.path.lexists(path):
+        _remove(old)
+    elif os.path.lexists(old):
+        with contextlib.suppress(OSError):  # another process did it
+            os.replace(old, path)
+
+
+def _is_left(partial: Path) -> bool:
+    """Return whether nobody is writing this any more.
+
+    For files of another host we cannot check the process, so they are kept for a day. Neither does
+    anything of this host take that long: a process that lives then has the number of a dead one.
+    """
+    pid, _, host = partial.name.split(".")[-2].partition("@")
     try:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return math.inf
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(ticks) / os.sysconf("SC_CLK_TCK")
+        is_old = partial.lstat().st_mtime < time.time() - DAY
+    except FileNotFoundError:  # just put in its place
+        return False
+    return is_old or (host in ("", HOST) and not _is_alive(pid))
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _remove(path: Path) -> None:
+    """Delete a file, a link or a folder, if it is there."""
     with contextlib.suppress(OSError):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """The old file or the new one, never half of one."""
-    content = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    try:
-        with replacing(path) as partial, open(partial, "xb", opener=_no_link) as file:
-            file.write(content)
-    except OSError as error:
-        raise Unwritable(f"Cannot write {path}: {error.strerror or error}.") from None
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def set_aside(path: Path, why: str) -> None:
-    """Rename what is damaged to `damaged-...`, where it counts for nothing, and say so."""
-    names = (f"damaged-{path.name}{f'-{n}' if n else ''}" for n in itertools.count())
-    aside = next(other for name in names if not os.path.lexists(other := path.with_name(name)))
-    with contextlib.suppress(OSError):  # in a place that is read only it stays, and is passed over each time
-        os.replace(path, aside)
-        path = aside
-    print(f"{why}; it is set aside as {path}", flush=True)
-
-
-def seal(folder: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
-    """Write the manifest of a folder's files; name -> SHA-256, where it is not known already."""
-    names = {*known, *(file.name for file in folder.iterdir())} - {MANIFEST}
-    hashes = {name: known.get(name) or sha256(folder / name) for name in sorted(names)}
-    write(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=1))
-    return hashes
-
-
-def verify(folder: Path, names: Collection[str] = ()) -> set[str]:
-    """The files that the manifest names; Unreadable unless these are exactly `names` (where none are given, any) and
-    each is unchanged."""
-    try:
-        hashes = read_json(folder / MANIFEST).get("sha256")
-    except Unreadable as error:
-        raise Unreadable(f"{folder} is damaged: {error}") from None
-    try:
-        if not isinstance(hashes, dict) or not hashes or (names and set(hashes) != set(names)):
-            raise Unreadable(f"{folder} is damaged: its {MANIFEST} does not name {', '.join(names) or 'its files'}")
-        if paths := [name for name in hashes if Path(name).name != name]:
-            raise Unreadable(f"{folder} is damaged: its {MANIFEST} names {paths[0]!r}, which is not in it")
-        if changed := [name for name, expected in hashes.items() if sha256(folder / name) != expected]:
-            raise Unreadable(f"{folder} is damaged: {', '.join(changed)} changed since it was written")
-    except OSError as error:
-        raise Unreadable(f"{folder} is damaged: {Path(error.filename or '').name}: {error.strerror}") from None
-    return set(hashes)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def flush(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -176,13 +191,27 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def set_aside(path: Path, why: str) -> None:
+    """Rename what is damaged to `damaged-...`, where nobody reads it, and print why."""
+    for number in itertools.count():
+        suffix = f"-{number}" if number else ""
+        aside = path.with_name(f"damaged-{path.name}{suffix}")
+        if not os.path.lexists(aside):
+            break
+    with contextlib.suppress(OSError):  # where nothing can be renamed it is skipped each time
+        os.replace(path, aside)
+        path = aside
+    print(f"{why}; it is set aside as {path}", flush=True)
+
+
+# ------------------------------------------------------------------ locks
 
 
 def claim(path: Path) -> int | None:
-    """Lock a file or folder that exists; the descriptor to keep open, or None while another process holds it."""
+    """Lock a file or folder that exists; return the descriptor to keep open.
+
+    None while another process holds it.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,19 +223,99 @@ def claim(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, waiting: str) -> Iterator[None]:
-    """Hold the lock file `path`, made if need be; prints `waiting` when another process has it."""
+    """Hold the lock file `path`, made if need be; print `waiting` while another process has it."""
     make_folder(path.parent)
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(path, "a", opener=_no_link))
-        except OSError as error:
-            raise Unwritable(f"Cannot lock {path}: {error.strerror}.") from None
+    try:
+        file = open(path, "a", opener=_open_no_link)
+    except OSError as error:
+        raise Unwritable(f"Cannot lock {path}: {error.strerror}.") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(waiting, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+# ------------------------------------------------------------------ a folder with its manifest
+
+
+def seal(folder: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
+    """Write the manifest of a folder's files and return it: name -> SHA-256.
+
+    `known` are hashes that need not be computed.
+    """
+    names = {*known, *(file.name for file in folder.iterdir())} - {MANIFEST}
+    hashes = {name: known.get(name) or sha256(folder / name) for name in sorted(names)}
+    write(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=1))
+    return hashes
+
+
+def verify(folder: Path, names: Collection[str] = ()) -> set[str]:
+    """Return the files that the manifest names, each unchanged.
+
+    Unreadable if one is not, or if they are not exactly `names`, where these are given.
+    """
+    remove_partials(
+        folder.parent, glob.escape(folder.name)
+    )  # it may have another name since a kill
+    try:
+        hashes = read_json(folder / MANIFEST).get("sha256")
+    except Unreadable as error:
+        raise Unreadable(f"{folder} is damaged: {error}") from None
+
+    # the names
+    if not isinstance(hashes, dict) or not hashes or (names and set(hashes) != set(names)):
+        expected = ", ".join(names) or "its files"
+        raise Unreadable(f"{folder} is damaged: its {MANIFEST} does not name {expected}")
+    outside = [name for name in hashes if Path(name).name != name]
+    if outside:
+        raise Unreadable(
+            f"{folder} is damaged: its {MANIFEST} names {outside[0]!r}, which is not in it"
+        )
+
+    # their content
+    try:
+        changed = [name for name, known in hashes.items() if sha256(folder / name) != known]
+    except OSError as error:
+        name = Path(error.filename or "").name
+        raise Unreadable(f"{folder} is damaged: {name}: {error.strerror}") from None
+    if changed:
+        raise Unreadable(f"{folder} is damaged: {', '.join(changed)} changed since it was written")
+    return set(hashes)
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------ JSON
+
+
+def write_checked_json(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a JSON object together with its own hash."""
+    plain = json.loads(to_json(facts))  # what a reader will get, and so what is hashed
+    write(path, to_json(plain | {"sha256": digest(plain)}, indent=1) + "\n")
+
+
+def read_checked_json(path: Path, *, needed: bool = True) -> dict[str, Any]:
+    """Return an object after its hash was checked; empty where there is no file.
+
+    Without `needed`, an object that never had a hash counts too.
+    """
+    facts = read_json(path)
+    if "sha256" in facts or (needed and facts):
+        if facts.pop("sha256", None) != digest(facts):
+            raise Unreadable(f"cannot read {path}: it changed since it was written")
+    return facts
+
+
+def digest(value: Any) -> str:
+    """Return the hash of a JSON value, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def merge(path: Path, facts: Mapping[str, Any]) -> None:
@@ -220,7 +329,7 @@ def merge(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; empty when there is none yet."""
+    """Return the object in a file; empty when there is none yet."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
             raise Unreadable(f"cannot read {path}: it is no file")
@@ -231,7 +340,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Unreadable(f"cannot read {path}: {error.strerror}") from None
     except Unreadable:
         raise
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits, too deep
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a huge number, too deep
         raise Unreadable(f"cannot read {path}: {str(error) or type(error).__name__}") from None
     if not isinstance(content, dict):
         raise Unreadable(f"cannot read {path}: it holds no JSON object")
@@ -239,11 +348,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON for a value; see the footgun for numbers that are not finite."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
-    """JSON types only; nan and inf as strings, since JSON has no words for them."""
+    """Return the value in JSON types only."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -252,4 +362,6 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, (str, int)):
         return value
-    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)  # a tensor or an array; a path
+    if hasattr(value, "tolist"):  # a tensor or an array
+        return _plain(value.tolist())
+    return str(value)  # a path

@@ -1,25 +1,33 @@
 """The Hugging Face Trainer with five of its habits corrected, and with the losses of our loop.
 
-    loss       summed over the micro-batch, divided by the supervised tokens of the whole step (`num_items_in_batch`)
-    auxiliary  a mixture's balancing loss counts once per step, not once per micro-batch, and never in evaluation
-    optimizer  made by `make_optimizer(model)`, *set* on the trainer, and refused when it forgets a parameter
-    resume     through `from_pretrained`, because experts are one stacked tensor in memory and many on disk; the
-               stock Trainer matches names, finds no expert, says so in a log line and trains on fresh ones
-    nan        logged as nan; stock, `logging_nan_inf_filter` puts an average of earlier losses there, 0.0 at first
+    loss       summed over the micro-batch, divided by the supervised tokens of the whole step
+               (`num_items_in_batch`)
+    auxiliary  a mixture's balancing loss counts once per step, not once per micro-batch, and never
+               in evaluation
+    optimizer  made by `make_optimizer(model)`, *set* on the trainer, and refused when it forgets a
+               parameter
+    resume     through `from_pretrained`, because experts are one stacked tensor in memory and many
+               on disk; the stock Trainer matches names, finds no expert, says so in a log line and
+               trains on fresh ones
+    nan        logged as nan; stock, `logging_nan_inf_filter` puts an average of earlier losses
+               there, 0.0 at first
 
-`loss(model, batch) -> {name: summed loss}` is a loss of the loop (moe.loss, ard.loss, ...) and replaces the
-cross-entropy in training; a mixture's own auxiliary loss then counts only if `loss` contains it. Every term has a
-column of its own in the log, `<name>_loss`: the mean over the steps since the last line. An evaluation reports the
-cross-entropy alone. `from_pretrained` cannot build an adapted model, so give `save(model, folder)` and `load(...)`:
+`loss(model, batch) -> {name: summed loss}` is a loss of the loop (moe.loss, ard.loss, ...) and
+replaces the cross-entropy in training; a mixture's own auxiliary loss then counts only if `loss`
+contains it. Every term has a column of its own in the log, `<name>_loss`: the mean over the steps
+since the last line. An evaluation reports the cross-entropy alone. `from_pretrained` cannot build
+an adapted model, so give `save(model, folder)` and `load(...)`:
 
     optimizer = train.adamw(model, lr=1e-2)
     loss = ard.loss(model, beta=1e-3, warmup=50, optimizer=optimizer, language=hf.causal_lm)
-    hf.Trainer(model, args, loss=loss, optimizers=(optimizer, None), save=ard_run.save, load=ard_run.load)
+    hf.Trainer(model, args, loss=loss, optimizers=(optimizer, None), save=ard_run.save,
+    load=ard_run.load)
 
-Footgun: an override of `compute_loss` that takes the item count and ignores it is wrong, and nothing says so. The
-Trainer assumes that the count was used and stops dividing by the number of micro-batches. One device per process only,
-and with several processes `loss` must call the model it is given, as `causal_lm` here does: `losses.causal_lm` calls
-the layers inside it, past the wrapper that averages gradients.
+Footgun: an override of `compute_loss` that takes the item count and ignores it is wrong, and
+nothing says so. The Trainer assumes that the count was used and stops dividing by the number of
+micro-batches. One device per process only, and with several processes `loss` must call the model it
+is given, as `causal_lm` here does: `losses.causal_lm` calls the layers inside it, past the wrapper
+that averages gradients.
 """
 
 from collections.abc import Callable
@@ -45,7 +53,8 @@ def _forward(model: nn.Module, batch: Batch) -> tf.utils.ModelOutput:
 
 
 def _cross_entropy(outputs: tf.utils.ModelOutput, labels: Tensor) -> Terms:
-    logits, targets = outputs.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()  # the one shift
+    # the one shift
+    logits, targets = outputs.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
     return {"ce": F.cross_entropy(logits, targets, ignore_index=losses.IGNORED, reduction="sum")}
 
 
@@ -63,13 +72,25 @@ class Trainer(tf.Trainer):
         **options,
     ):
         if (save is None) != (load is None):
-            raise ValueError("save, load: give both or neither, or a checkpoint could not be resumed from")
-        if getattr(model, "is_quantized", False) and any("lora_" in name for name in wiring.trainable(model)):
-            model._hf_peft_config_loaded = True  # the Trainer asks this before it trains beside quantised weights
+            raise ValueError(
+                "save, load: give both or neither, or a checkpoint could not be resumed from"
+            )
+        if getattr(model, "is_quantized", False) and any(
+            "lora_" in name for name in wiring.trainable(model)
+        ):
+            # the Trainer asks this before it trains beside quantised weights
+            model._hf_peft_config_loaded = True
         super().__init__(model, *args, **options)
         if self.args.n_gpu > 1:
-            raise ValueError(f"n_gpu = {self.args.n_gpu}: one device per process; start with torchrun")
-        self.loss, self.make_optimizer, self.save_adapters, self.load_adapters = loss, make_optimizer, save, load
+            raise ValueError(
+                f"n_gpu = {self.args.n_gpu}: one device per process; start with torchrun"
+            )
+        self.loss, self.make_optimizer, self.save_adapters, self.load_adapters = (
+            loss,
+            make_optimizer,
+            save,
+            load,
+        )
         self.args.logging_nan_inf_filter = False
         self.args.average_tokens_across_devices = True  # the item count is that of all processes
         self.term_sums: Terms = {}  # since the last line of the log
@@ -84,7 +105,8 @@ class Trainer(tf.Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         tokens, processes = losses.supervised(inputs["labels"]), 1
-        if num_items_in_batch is not None:  # the tokens are those of all processes, the gradients will be averaged
+        # the tokens are those of all processes, the gradients will be averaged
+        if num_items_in_batch is not None:
             tokens, processes = num_items_in_batch, self.accelerator.num_processes
         if model.training and self.loss is not None:
             with self.accelerator.autocast():  # around the model's own forward pass it is anyway
@@ -93,12 +115,18 @@ class Trainer(tf.Trainer):
             outputs = _forward(model, inputs)
             terms = _cross_entropy(outputs, inputs["labels"])
         terms = {name: term / tokens * processes for name, term in terms.items()}
-        if model.training and outputs is not None and (auxiliary := outputs.get("aux_loss")) is not None:
+        if (
+            model.training
+            and outputs is not None
+            and (auxiliary := outputs.get("aux_loss")) is not None
+        ):
             weighted = self.model.config.router_aux_loss_coef * auxiliary
             terms["auxiliary"] = weighted / self.current_gradient_accumulation_steps
         if model.training:
             self.logged_step = self.logged_step if self.term_sums else self.state.global_step
-            self.term_sums |= {name: self.term_sums.get(name, 0) + term.detach() for name, term in terms.items()}
+            self.term_sums |= {
+                name: self.term_sums.get(name, 0) + term.detach() for name, term in terms.items()
+            }
         loss = sum(terms.values())
         return (loss, outputs) if return_outputs else loss
 
@@ -118,17 +146,24 @@ class Trainer(tf.Trainer):
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         model = model or self.model
         if self.load_adapters is not None:
             return self.load_adapters(model, Path(resume_from_checkpoint))
         if not isinstance(model, tf.PreTrainedModel) or self.is_fsdp_enabled:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         saved, report = type(model).from_pretrained(
-            resume_from_checkpoint, config=model.config, dtype=torch.float32, output_loading_info=True
+            resume_from_checkpoint,
+            config=model.config,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
         if report["missing_keys"]:
-            raise ValueError(f"{resume_from_checkpoint} has no weights for {sorted(report['missing_keys'])[:3]}")
+            raise ValueError(
+                f"{resume_from_checkpoint} has no weights for {sorted(report['missing_keys'])[:3]}"
+            )
         model.load_state_dict(saved.state_dict())  # copies into the tensors the optimizer will hold
 
     def _load_best_model(self) -> None:

@@ -1,30 +1,27 @@
-"""Models are always transformers models: tiny ones built from a config, real ones by hub name or local path.
+"""Models are always transformers models: tiny ones built from a config, real ones by hub name or
+local path.
 
-The default is a Qwen3 of about four million parameters. It trains in minutes on two CPU cores, and its code is that of
-its large relatives. The other tiny families differ where training code tends to break: GPT-2 has dropout on and biases,
-Llama has neither, the mixture models keep their experts in stacked 3-D parameters.
+The default is a Qwen3 of about four million parameters. It trains in minutes on two CPU cores, and
+its code is that of its large relatives. The other tiny families differ where training code tends to
+break: GPT-2 has dropout on and biases, Llama has neither, the mixture models keep their experts in
+stacked 3-D parameters.
 
-Footgun: since transformers 5 `from_pretrained` keeps the dtype of the file. A bf16 checkpoint then trains in bf16
-parameters, where small updates round to nothing (notebook 03). So `load` asks for fp32 unless told otherwise, and
-leaves lower precision to autocast.
+Footgun: since transformers 5 `from_pretrained` keeps the dtype of the file. A bf16 checkpoint then
+trains in bf16 parameters, where small updates round to nothing (notebook 03). So `load` asks for
+fp32 unless told otherwise, and leaves lower precision to autocast.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from pathlib import Path
 
 import torch
 import transformers as tf
 from torch import Tensor, nn
-from transformers import masking_utils
 
-from nblib import USUAL, runtime, wiring
-
-gc.set_threshold(*USUAL)
-tf.utils.logging.disable_progress_bar()  # its bars go to stderr and, saved in a notebook, stay at 0 % for ever
+from nblib import hub, runtime, wiring
 
 FAMILIES = ("qwen3", "llama", "gpt2", "qwen3_moe", "mixtral")
+OFFLINE = {"local_files_only": True}  # what transformers is told where the hub cannot be reached
 
 
 def tiny(
@@ -38,8 +35,16 @@ def tiny(
     seed: int = 0,
     **config,
 ) -> nn.Module:
-    """A small causal language model with random weights. `config` goes to the transformers config as it is."""
-    shape = dict(vocab_size=vocab_size, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads)
+    """Return A small causal language model with random weights.
+
+    `config` goes to the transformers config as it is.
+    """
+    shape = dict(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
     shape |= dict(max_position_embeddings=length, tie_word_embeddings=True, use_cache=False)
     shape |= dict(bos_token_id=None, eos_token_id=None)
     llama = shape | dict(intermediate_size=3 * hidden, num_key_value_heads=max(1, heads // 2))
@@ -49,13 +54,18 @@ def tiny(
         "llama": lambda: tf.LlamaConfig(**(llama | config)),
         "gpt2": lambda: tf.GPT2Config(**(shape | config)),
         "qwen3_moe": lambda: tf.Qwen3MoeConfig(
-            **(moe | dict(num_experts=8, moe_intermediate_size=hidden, head_dim=hidden // heads) | config)
+            **(
+                moe
+                | dict(num_experts=8, moe_intermediate_size=hidden, head_dim=hidden // heads)
+                | config
+            )
         ),
         "mixtral": lambda: tf.MixtralConfig(**(moe | dict(num_local_experts=8) | config)),
     }
     if family not in configs:
         raise ValueError(f"family = {family!r}: allowed are {', '.join(FAMILIES)}")
-    with runtime.seeded(seed):  # the weights depend on this seed alone, and the caller's generator is left as it was
+    # the weights depend on this seed alone, and the caller's generator is left as it was
+    with runtime.seeded(seed):
         model = tf.AutoModelForCausalLM.from_config(configs[family](), dtype=torch.float32)
     return model.train()
 
@@ -68,23 +78,31 @@ def load(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4 (bitsandbytes) and,
-    on a card, multiplies in its native precision."""
+    """Return A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4
+    (bitsandbytes) and, on a card, multiplies in its native precision.
+    """
     options = dict(dtype=dtype, trust_remote_code=trust_remote_code, device_map=str(device))
     if four_bit:
-        card = torch.device(device).type == "cuda"  # a CPU unpacks to `dtype`, as its stored results have it
+        # a CPU unpacks to `dtype`, as its stored results have it
+        card = torch.device(device).type == "cuda"
         compute = runtime.PRECISIONS[runtime.native_precision("cuda")[0]] if card else dtype
         options["quantization_config"] = tf.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute,
         )
-    model = _reach(tf.AutoModelForCausalLM.from_pretrained, name, **options)
+    offline = OFFLINE | {"adapter_kwargs": OFFLINE}  # it looks for an adapter beside the model too
+    model = _reach(tf.AutoModelForCausalLM.from_pretrained, name, offline=offline, **options)
     return keep_differentiable(model) if four_bit else model
 
 
 def keep_differentiable(model: nn.Module) -> nn.Module:
-    """Forbid bitsandbytes to repack 4-bit weights for inference. On a CPU with AVX-512 BF16 it does so in the first
-    forward pass in evaluation mode, for a product that has no backward. Returning to train() does not undo it. The
-    gradients are wrong from then on, and nothing says so (notebook 01)."""
+    """Forbid bitsandbytes to repack 4-bit weights for inference. On a CPU with AVX-512 BF16 it does
+    so in the first forward pass in evaluation mode, for a product that has no backward. Returning
+    to train() does not undo it. The gradients are wrong from then on, and nothing says so (notebook
+    01).
+    """
     from bitsandbytes.nn import Linear4bit
 
     for m in model.modules():
@@ -98,38 +116,61 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False):
 
 
 def load_config(name: str):
-    """The config of a model by hub name or local path, without its weights."""
+    """Return the config of a model by hub name or local path, without its weights."""
     return _reach(tf.AutoConfig.from_pretrained, name, what="a model's config")
 
 
-def _reach(from_pretrained, name: str, *, what: str = "a model", **options):
-    """One sentence instead of a stack of connection errors."""
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
+def _reach(
+    from_pretrained, name: str, *, what: str = "a model", offline: dict = OFFLINE, **options
+):
+    """Return what `from_pretrained` loads, by a path or a hub name; one sentence where it does
+    not.
+    """
+    path = Path(name).expanduser()
+    is_local = os.path.exists(path)  # Path.exists would raise where a name is too long for a path
+    if name.startswith((".", "/", "~")) and not is_local:
         raise FileNotFoundError(f"model {name!r}: no such folder")
+
+    # without a network the cache is read at once, instead of after many tries to connect
+    is_reachable = is_local or hub.is_reachable()
+    if not is_reachable:
+        options |= offline
     try:
-        return from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
-    except (OSError, ValueError) as error:  # a ValueError where the config names no known architecture
+        return from_pretrained(str(path) if name.startswith("~") else name, **options)
+    except (OSError, ValueError) as error:
+        # a ValueError where the config names no known architecture
+        none = f"model {name!r}: no folder with {what} that can be loaded, and"
+        if not is_reachable and isinstance(error, OSError):
+            raise FileNotFoundError(
+                f"{none} not in the cache of the hub; {hub.address()} "
+                "is not reachable from here, or HF_HUB_OFFLINE is set"
+            ) from error
         raise FileNotFoundError(
-            f"model {name!r}: no folder with {what} that can be loaded, and not reachable on the hub from here "
-            f"(offline, misspelt, or gated). First reason given: {str(error).splitlines()[0]}"
+            f"{none} not reachable on the hub from here (offline, misspelt, or gated). "
+            f"First reason given: {str(error).splitlines()[0]}"
         ) from error
 
 
 def as_teacher(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Frozen, in evaluation mode, its products' weights held in `dtype` (`machine.frozen_dtype`). Keep it out of the
-    student's module tree: `student.train()` would flip it."""
+    """Frozen, in evaluation mode, its products' weights held in `dtype` (`machine.frozen_dtype`).
+    Keep it out of the student's module tree: `student.train()` would flip it.
+    """
     return hold(model.requires_grad_(False).eval(), dtype)
 
 
 def hold(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Keep frozen weights that only products read in `dtype`: `machine.frozen_dtype`; fp32 leaves all as it is.
+    """Keep frozen weights that only products read in `dtype`: `machine.frozen_dtype`; fp32 leaves
+    all as it is.
 
-    Autocast remembers its copy of a weight only if that trains; a frozen one it casts at every use. Held in its dtype
-    the results are the same bits, from half the memory. Norms, embeddings and the head, often one of these, stay fp32.
-    Outside autocast the products are fp32, and what is saved has fp32 tensors, both of the rounded weights."""
+    Autocast remembers its copy of a weight only if that trains; a frozen one it casts at every use.
+    Held in its dtype the results are the same bits, from half the memory. Norms, embeddings and the
+    head, often one of these, stay fp32. Outside autocast the products are fp32, and what is saved
+    has fp32 tensors, both of the rounded weights.
+    """
     for layer in wiring.select(model, nn.Module).values() if dtype != torch.float32 else ():
         linear = type(layer) is nn.Linear
-        experts = ("gate_up_proj", "down_proj")  # each a tensor of its own in transformers' mixtures
+        # each a tensor of its own in transformers' mixtures
+        experts = ("gate_up_proj", "down_proj")
         names = ("weight", "bias") if linear else getattr(layer, "read_by_products", experts)
         held = {name: p for name, p in layer._parameters.items() if p is not None and name in names}
         if held and not any(p.requires_grad or p.dtype != torch.float32 for p in held.values()):
@@ -159,45 +200,18 @@ def _save_wide(layer: nn.Module, state: dict[str, Tensor], prefix: str, _) -> No
 
 
 def count(model: nn.Module) -> dict[str, int]:
-    """Parameters, each shared tensor once: all of them, those that train, and those outside the embeddings."""
-    tied = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m for p in m.parameters()}
+    """Parameters, each shared tensor once: all of them, those that train, and those outside the
+    embeddings.
+    """
+    tied = {
+        id(p)
+        for m in (model.get_input_embeddings(), model.get_output_embeddings())
+        if m
+        for p in m.parameters()
+    }
     every = list(model.parameters())
     return {
         "all": sum(p.numel() for p in every),
         "trainable": sum(p.numel() for p in every if p.requires_grad),
         "outside_embeddings": sum(p.numel() for p in every if id(p) not in tied),
     }
-
-
-@contextmanager
-def whole_rows() -> Iterator[None]:
-    """Inside, each row is one sequence. In every forward pass without a mask, transformers asks the positions whether
-    several documents were packed into a row. That waits for a card, and positions without values cannot be asked."""
-    original = getattr(masking_utils, "find_packed_sequence_indices", None)
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # which an older transformers does not call
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
-
-
-def _in_autocast(product):
-    """The experts' grouped product in the autocast dtype, as nn.Linear would compute it. torch does not autocast it, so
-    beside fp32 weights transformers casts the inputs up. On a card that is ten times slower and asks for the sizes of
-    the groups, one wait for each product."""
-
-    def grouped_mm(inputs, weight, offs):
-        if weight.is_cuda and torch.is_autocast_enabled("cuda"):
-            low = torch.get_autocast_dtype("cuda")
-            inputs, weight = inputs.to(low), weight.to(low)
-        return product(inputs, weight, offs)
-
-    return grouped_mm
-
-
-try:
-    from transformers.integrations import moe as experts
-
-    experts._grouped_mm = _in_autocast(experts._grouped_mm)
-except (ImportError, AttributeError):  # an older transformers, whose experts are a loop over nn.Linear
-    pass

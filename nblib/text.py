@@ -1,16 +1,18 @@
 """Text in, packed token batches out, with a position that can be saved.
 
-Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation: the language
-topics and every docstring of the standard library. *code* is the standard library's source with docstrings and comments
-removed. Two domains give a real shift to adapt to. Text of your own, and of the hub, is opened by shards.py.
+Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own
+documentation: the language topics and every docstring of the standard library. *code* is the
+standard library's source with docstrings and comments removed. Two domains give a real shift to
+adapt to. Text of your own, and of the hub, is opened by corpora.py.
 
-Splits are by document, decided by the hash of its text, so the same document can never stand in two of them.
-A training row is `length` tokens cut from all documents laid end to end, each closed by the end-of-text token.
-Every epoch shuffles the rows and shifts where they are cut; seed, epoch and row say exactly where a run stands.
+Splits are by document, decided by the hash of its text, so the same document can never stand in two
+of them. A training row is `length` tokens cut from all documents laid end to end, each closed by
+the end-of-text token. Every epoch shuffles the rows and shifts where they are cut; seed, epoch and
+row say exactly where a run stands.
 
-Batches follow the transformers convention: `labels` equal `input_ids`, -100 is not supervised, and the shift by
-one happens inside the loss. Footgun: shift them here as well and the model learns to predict two tokens ahead,
-with a loss that looks healthy.
+Batches follow the transformers convention: `labels` equal `input_ids`, -100 is not supervised, and
+the shift by one happens inside the loss. Footgun: shift them here as well and the model learns to
+predict two tokens ahead, with a loss that looks healthy.
 """
 
 import ast
@@ -24,19 +26,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nblib import files, inputs, paths
+from nblib import corpus_files, files, paths
 
-SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}  # of hash % 100
-SKIPPED = set("test tests site-packages dist-packages idlelib lib2to3 turtledemo encodings pydoc_data".split())
-PAD, EOS, MASK = "<|pad|>", "<|eos|>", "<|mask|>"  # three different tokens: a pad that is also eos never gets learned
+# of hash % 100
+SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}
+SKIPPED = set(
+    "test tests site-packages dist-packages idlelib lib2to3 turtledemo encodings pydoc_data".split()
+)
+# three different tokens: a pad that is also eos never gets learned
+PAD, EOS, MASK = "<|pad|>", "<|eos|>", "<|mask|>"
 
 
 def documents(source: str = "prose", split: str = "train") -> list[str]:
-    """The documents of one split of an embedded corpus: 'prose' or 'code'."""
+    """Return the documents of one split of an embedded corpus: 'prose' or 'code'."""
     if split not in SPLITS:
         raise ValueError(f"split = {split!r}: allowed are {', '.join(SPLITS)}")
-    if source not in inputs.EMBEDDED:
-        raise ValueError(f"corpus {source!r} is neither {' nor '.join(inputs.EMBEDDED)}: shards.open reads all others")
+    if source not in corpus_files.EMBEDDED:
+        raise ValueError(
+            f"corpus {source!r} is neither {' nor '.join(corpus_files.EMBEDDED)}: shards.open "
+            "reads all others"
+        )
     return [d for d in _embedded(source) if _percentile(d) in SPLITS[split]]
 
 
@@ -45,13 +54,16 @@ def _percentile(document: str) -> int:
 
 
 def fingerprint(documents: list[str]) -> str:
-    """A hash of the text itself, part of the name of everything made from it."""
+    """Return A hash of the text itself, part of the name of everything made from it."""
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()[:16]
 
 
 def _embedded(source: str) -> list[str]:
-    """Reading the standard library takes seconds, so the result is kept per Python version."""
-    name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
+    """Return reading the standard library takes seconds, so the result is kept per Python
+    version.
+    """
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    name = f"{source}-{platform.python_version()}-{code[:8]}.json"
     stored = paths.store() / "text" / name
     try:
         kept = files.read_json(stored)
@@ -80,7 +92,11 @@ def _library() -> Iterator[tuple[str, ast.Module]]:
 
 def _documented(tree: ast.Module) -> Iterator[ast.AST]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return (node for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node) is not None)
+    return (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None
+    )
 
 
 def _python_prose() -> Iterator[str]:
@@ -111,22 +127,33 @@ def strip_code(tree: ast.Module) -> str:
 
 
 def train_tokenizer(documents: list[str], *, vocab_size: int = 4096):
-    """A byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
+    """Return A byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(documents, vocab_size=vocab_size, special_tokens=[PAD, EOS, MASK], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
+    bpe.train_from_iterator(
+        documents, vocab_size=vocab_size, special_tokens=[PAD, EOS, MASK], show_progress=False
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK
+    )
 
 
 def token_bytes(tokenizer) -> Tensor:
-    """UTF-8 bytes each token stands for, (V,). Special tokens stand for none: they cost bits and explain no text."""
+    """UTF-8 bytes each token stands for, (V,).
+
+    Special tokens stand for none: they cost bits and explain no text.
+    """
     special = set(tokenizer.all_special_ids)
-    if getattr(tokenizer, "is_fast", False) and "ByteLevel" in str(tokenizer.backend_tokenizer.decoder):
+    if getattr(tokenizer, "is_fast", False) and "ByteLevel" in str(
+        tokenizer.backend_tokenizer.decoder
+    ):
         tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         lengths = [len(token) for token in tokens]  # one character stands for one byte
-    else:  # other families mark spaces in their own way; decoding alone is right but for leading spaces
+    else:
+        # other families mark spaces in their own way; decoding alone is right but for leading
+        # spaces
         lengths = [len(tokenizer.decode([i]).encode()) for i in range(len(tokenizer))]
     return torch.tensor([0 if i in special else n for i, n in enumerate(lengths)])
 
@@ -142,25 +169,47 @@ def encode(documents: list[str], tokenizer) -> Tensor:
 
 
 def fixed_rows(stream: Tensor, *, length: int, limit: int | None = None) -> Tensor:
-    """The stream cut into rows in order, (R, length), for evaluation: the same rows every time."""
+    """Return the stream cut into rows in order, (R, length), for evaluation: the same rows every
+    time.
+    """
     if len(stream) < length:
         raise ValueError(f"length = {length}: longer than the whole split of {len(stream)} tokens")
-    count = len(range(len(stream) // length)[:limit])  # the stream may be on disk: no more is taken into memory
+    # the stream may be on disk: no more is taken into memory
+    count = len(range(len(stream) // length)[:limit])
     return stream[: count * length].view(-1, length)
 
 
 class Batches:
     """Endless shuffled batches of packed rows; two integers say where it stands.
 
-    `rows` is the micro-batch of one process. With `world` processes every global batch of rows * world is dealt out by
-    rank. So the data seen does not depend on how many processes share it."""
+    `rows` is the micro-batch of one process. With `world` processes every global batch of rows *
+    world is dealt out by rank. So the data seen does not depend on how many processes share it.
+    """
 
-    def __init__(self, stream: Tensor, *, rows: int, length: int, seed: int = 0, rank: int = 0, world: int = 1):
-        self.stream, self.rows, self.length, self.seed, self.rank, self.world = stream, rows, length, seed, rank, world
-        self.per_epoch = (len(stream) - length) // length // (rows * world)  # one length kept back for the shift
+    def __init__(
+        self,
+        stream: Tensor,
+        *,
+        rows: int,
+        length: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ):
+        self.stream, self.rows, self.length, self.seed, self.rank, self.world = (
+            stream,
+            rows,
+            length,
+            seed,
+            rank,
+            world,
+        )
+        # one length kept back for the shift
+        self.per_epoch = (len(stream) - length) // length // (rows * world)
         if self.per_epoch < 1:
             raise ValueError(
-                f"{len(stream)} tokens are too few for {rows * world} rows of {length}: lower rows or length"
+                f"{len(stream)} tokens are too few for {rows * world} rows of {length}: lower "
+                "rows or length"
             )
         self.epoch, self.position, self.tokens = 0, 0, len(stream)  # tokens of an epoch
         self._order: tuple[int, int, Tensor] | None = None
@@ -173,7 +222,10 @@ class Batches:
             self.epoch, self.position = self.epoch + 1, 0
         shift, order = self._shuffled()
         start = (self.position * self.world + self.rank) * self.rows
-        at = shift + order[start : start + self.rows, None] * self.length + torch.arange(self.length)  # (B, T)
+        # (B, T)
+        at = (
+            shift + order[start : start + self.rows, None] * self.length + torch.arange(self.length)
+        )
         self.position += 1
         ids = self.stream[at]
         return {"input_ids": ids, "labels": ids}
@@ -190,4 +242,9 @@ class Batches:
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.seed, self.epoch, self.position, self._order = state["seed"], state["epoch"], state["position"], None
+        self.seed, self.epoch, self.position, self._order = (
+            state["seed"],
+            state["epoch"],
+            state["position"],
+            None,
+        )

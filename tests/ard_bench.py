@@ -9,8 +9,18 @@ from nblib.methods import ard
 KINDS = ("q_proj", "v_proj", "o_proj")
 
 
-def adapted(family: str = "qwen3", *, rank: int = 4, kinds=KINDS, wake: bool = True, hidden: int = 64, **options):
-    """Two layers with adapters; `wake` gives B values, or the adapters would not be seen in the output."""
+def adapted(
+    family: str = "qwen3",
+    *,
+    rank: int = 4,
+    kinds=KINDS,
+    wake: bool = True,
+    hidden: int = 64,
+    **options,
+):
+    """Two layers with adapters; `wake` gives B values, or the adapters would not be seen in the
+    output.
+    """
     model = models.tiny(256, family=family, hidden=hidden, layers=2)
     torch.manual_seed(0)
     ard.attach(model, rank=rank, alpha=2 * rank, targets=ard.projections(model, kinds), **options)
@@ -52,11 +62,14 @@ def gradients_of(model, batch, loss) -> tuple[dict, dict]:
     model.train().zero_grad()
     terms = loss(model, batch)
     sum(terms.values()).backward()
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in wiring.trainable(model).items()}
+    grads = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in wiring.trainable(model).items()
+    }
     terms = {name: term.detach() for name, term in terms.items()}
     return terms, {name: grad.clone() for name, grad in grads.items()}
 
 
 def noise_by_content(monkeypatch) -> None:
     """Noise that depends on the token's latent alone, so that batches may be cut in any way."""
-    monkeypatch.setattr(ard.torch, "randn_like", lambda x: torch.sin(7 * x.detach()))
+    monkeypatch.setattr(ard.layer.torch, "randn_like", lambda x: torch.sin(7 * x.detach()))

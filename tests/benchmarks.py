@@ -1,12 +1,14 @@
-"""Throughput and memory of the loop against the HF Trainer and a bare torch loop, and of the chunked loss.
+"""Throughput and memory of the loop against the HF Trainer and a bare torch loop, and of the
+chunked loss.
 
-    make bench            every section          python tests/benchmarks.py loop vocabulary loss data drawing
+    make bench            every section          python tests/benchmarks.py loop vocabulary loss
+                          data drawing
 
-The same model, batches, AdamW, clip and precision for all three; each measurement is a process of its own, and the
-contenders take turns, so that a machine whose speed drifts treats them alike. Time and memory are measured apart: on a
-CPU the kernel's high-water mark only tells the truth while every large tensor is mapped anew, which slows a step. What
-counts is the ratio within a round; its median and its range over the rounds are printed and written to
-outputs/benchmarks.json.
+The same model, batches, AdamW, clip and precision for all three; each measurement is a process of
+its own, and the contenders take turns, so that a machine whose speed drifts treats them alike. Time
+and memory are measured apart: on a CPU the kernel's high-water mark only tells the truth while
+every large tensor is mapped anew, which slows a step. What counts is the ratio within a round; its
+median and its range over the rounds are printed and written to outputs/benchmarks.json.
 """
 
 import contextlib
@@ -90,10 +92,14 @@ def trainer(model, data, shape, machine, mark) -> None:
 
 
 def measure(loop: str, shape: dict, what: str) -> float:
-    """One contender in this process: tokens per second after two warm-up steps, or peak GiB over the model."""
+    """One contender in this process: tokens per second after two warm-up steps, or peak GiB over
+    the model.
+    """
     runtime.seed_all(0)
     machine = runtime.pick()
-    model = models.tiny(shape["vocab"], hidden=shape["hidden"], layers=shape["layers"]).to(machine.device)
+    model = models.tiny(shape["vocab"], hidden=shape["hidden"], layers=shape["layers"]).to(
+        machine.device
+    )
     data = [{k: v.to(machine.device) for k, v in batch.items()} for batch in batches(shape)]
     marks: list[float] = []
     with memory.peak(machine.device) if what == "peak_gib" else contextlib.nullcontext() as peak:
@@ -124,11 +130,18 @@ def rounds(shape: dict, count: int) -> dict:
 
 
 def spread(values: list[float]) -> dict:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "runs": len(values),
+    }
 
 
 def losses_compared(count: int = 3) -> dict:
-    """Plain, ours and torch's own linear cross-entropy at 151,936 entries, 4,096 tokens, hidden 256, fp32."""
+    """Plain, ours and torch's own linear cross-entropy at 151,936 entries, 4,096 tokens, hidden
+    256, fp32.
+    """
     from torch.nn import functional as F
 
     hidden = torch.randn(4096, 256, requires_grad=True)
@@ -163,7 +176,9 @@ def losses_compared(count: int = 3) -> dict:
         after = seconds[name][1:]  # the first round warms up
         report[f"{name}: seconds"] = spread(after)
         report[f"{name}: peak GiB"] = spread(gib[name])
-        report[f"{name}: seconds / plain"] = spread([s / p for s, p in zip(after, seconds["plain"][1:])])
+        report[f"{name}: seconds / plain"] = spread(
+            [s / p for s, p in zip(after, seconds["plain"][1:])]
+        )
     return report
 
 
@@ -177,11 +192,12 @@ def data_pipeline() -> dict:
     return {"seconds per batch of 16 x 256": spread([(time.perf_counter() - started) / 500])}
 
 
-# In a kernel where a person sits: the same steps with and without a live curve, in turns, seconds of each.
+# In a kernel where a person sits: the same steps with and without a live curve, in turns, seconds
+# of each.
 DRAWING = """
 import json
 from nblib import models, runtime, text, train
-from nblib.run import show
+from nbworkbook import show
 
 runtime.seed_all(0)
 machine, times = runtime.pick("cpu", "fp32"), {"drawn": [], "silent": []}
@@ -193,7 +209,7 @@ for number in range(2 * ROUNDS + 2):
     options = dict(total=STEPS, machine=machine)
     if name == "drawn":
         training = show.Training("tiny")
-        options |= dict(controls=training, records=training.records)
+        options |= dict(watch=train.Watch(controls=training, records=training.records))
         await training.follow(train.steps(model, data, optimizer, **options))
         assert training._page is not None, "no widgets: this kernel takes itself for headless"
         record, first = training.record, training.records[4]
@@ -209,18 +225,25 @@ def drawing(count: int = 20, steps: int = 400) -> dict:
     """What a live curve costs a tiny training, as the ratio of neighbours in time: at most 1.02."""
     from jupyter_client.manager import start_new_kernel
 
-    env = {name: value for name, value in os.environ.items() if name not in ("NBLIB_HEADLESS", "NBLIB_RUN_DIR")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NBLIB_HEADLESS", "NBLIB_RUN_DIR")
+    }
     manager, client = start_new_kernel(env=env | {"JPY_SESSION_NAME": "a person"})
     outputs: list[str] = []
     try:
         code = DRAWING.replace("ROUNDS", str(count)).replace("STEPS", str(steps))
-        reply = client.execute_interactive(code, output_hook=lambda m: outputs.append(m["content"].get("text", "")))
+        reply = client.execute_interactive(
+            code, output_hook=lambda m: outputs.append(m["content"].get("text", ""))
+        )
         if reply["content"]["status"] != "ok":
             raise RuntimeError(f"{reply['content']['ename']}: {reply['content']['evalue']}")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    times = json.loads("".join(outputs).strip().splitlines()[-1])  # what comes before are remarks of libraries
+    # what comes before are remarks of libraries
+    times = json.loads("".join(outputs).strip().splitlines()[-1])
     ratios = [drawn / silent for drawn, silent in zip(times["drawn"], times["silent"])]
     return {"drawn / silent: seconds": spread(ratios), "silent seconds": spread(times["silent"])}
 
@@ -242,7 +265,10 @@ def main(chosen: list[str]) -> None:
         print(f"\n{name}: {SECTIONS[name].__doc__ or ''}", flush=True)
         report[name] = SECTIONS[name]()
         for what, s in report[name].items():
-            print(f"  {what:42} {s['median']:>12.4g}   [{s['min']:.4g}, {s['max']:.4g}]  n={s['runs']}", flush=True)
+            print(
+                f"  {what:42} {s['median']:>12.4g}   [{s['min']:.4g}, {s['max']:.4g}]  n={s['runs']}",
+                flush=True,
+            )
     path = paths.outputs() / "benchmarks.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(report, indent=1))

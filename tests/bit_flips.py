@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def flips(path: Path, *, count: int = 100, seed: int = 0) -> Iterator[bytes]:
-    """Yield the content with one random bit flipped, `count` times, while the file holds it; then it is whole again."""
+    """Yield the content with one random bit flipped, `count` times, while the file holds it; then
+    it is whole again.
+    """
     whole, draw = path.read_bytes(), random.Random(seed)
     for _ in range(count):
         hurt, at = bytearray(whole), draw.randrange(8 * len(whole))

@@ -1,22 +1,21 @@
-"""A notebook as a person meets it: a real JupyterLab, a real Chromium, and a page with few words to say what is done.
+"""A notebook as a person meets it: a real JupyterLab, a real Chromium, and a page with few words to
+say what is done.
 
-    with lab.open("02_compile_and_checkpointing", browser.only(notebook, "step_memory.MENUS")) as page:
+    with lab.open("mine", notebook) as page:
         page.run_all()
-        before = page.summary(PEAK)
-        page.choose("rows", "64")
+        page.finished()
 
-`lab` is a fixture: a server of its own for each test, or a skip where there is no Chromium. `open` ends with what
-holds for every page: no cell failed, every picture is drawn, nothing was asked of a foreign host, the console is clean.
+`lab` is a fixture: a server of its own for each test, or a skip where there is no Chromium. `open`
+ends with what holds for every page: no cell failed, every picture is drawn, nothing was asked of a
+foreign host, the console is clean.
 
-JupyterLab draws a picture without its text, so `summary` looks the drawn image up in the messages that brought it.
-
-Footgun: Run All that is pressed before the kernel is connected opens a dialog in place of a run, and nothing on the
-page says that the kernel is ready. So the server is asked first, and every wait is for a fact, never for a time.
+Footgun: Run All that is pressed before the kernel is connected opens a dialog in place of a run,
+and nothing on the page says that the kernel is ready. So the server is asked first, and every wait
+is for a fact, never for a time.
 """
 
 import json
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -25,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from urllib import request
@@ -35,13 +33,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# ipywidgets' own: a view that is made after its output was replaced has no place. The page shows nothing of it.
+# ipywidgets' own: a view that is made after its output was replaced has no place. The page shows
+# nothing of it.
 LATE_VIEW = "Cannot read properties of null (reading 'addWidget')"
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
  --disable-component-update --disable-sync""".split()
-SOON, LONG = 120, 600  # seconds: an answer on a busy machine; imports, or a base model that has to be made first
+# seconds: an answer on a busy machine; imports, or a base model that has to be made first
+SOON, LONG = 120, 600
 
-# Ends the server when the pipe to this test closes, which it does however the test ends, SIGKILL included.
+# Ends the server when the pipe to this test closes, which it does however the test ends, SIGKILL
+# included.
 GUARD = """import subprocess, sys
 server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 sys.stdin.read()
@@ -59,8 +60,19 @@ def lab(tmp_path) -> "Iterator[Lab]":
     chromium = _chromium()
     (tmp_path / "notebooks").mkdir()
     token = secrets.token_hex(16)
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
-    command += ["--ServerApp.port=0", f"--ServerApp.root_dir={tmp_path}/notebooks", f"--IdentityProvider.token={token}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+    ]
+    command += [
+        "--ServerApp.port=0",
+        f"--ServerApp.root_dir={tmp_path}/notebooks",
+        f"--IdentityProvider.token={token}",
+    ]
     with (tmp_path / "server.log").open("w") as log:
         guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, *command],
@@ -78,7 +90,9 @@ def lab(tmp_path) -> "Iterator[Lab]":
 
 
 class Lab(NamedTuple):
-    """A running server: its folder with `notebooks` and `outputs` in it, and what it takes to open a page."""
+    """A running server: its folder with `notebooks` and `outputs` in it, and what it takes to open
+    a page.
+    """
 
     folder: Path
     chromium: str
@@ -90,12 +104,15 @@ class Lab(NamedTuple):
 
     @contextmanager
     def open(self, name: str, notebook: dict) -> "Iterator[Page]":
-        """The notebook in a page, its kernel waiting; at the end what holds for every page is checked."""
+        """The notebook in a page, its kernel waiting; at the end what holds for every page is
+        checked.
+        """
         from playwright.sync_api import sync_playwright
 
         path = self.folder / "notebooks" / f"{name}.ipynb"
         path.write_text(json.dumps(notebook))
-        with sync_playwright() as playwright:  # one per test: its event loop would be in the way of other tests'
+        # one per test: its event loop would be in the way of other tests'
+        with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=self.chromium, args=FLAGS)
             # tall, because cells far outside the view are not drawn
             page = Page(self, path, browser.new_page(viewport={"width": 1280, "height": 12_000}))
@@ -114,21 +131,30 @@ class Page:
 
     def __init__(self, lab: Lab, path: Path, on_page):
         self.lab, self.path, self.on_page = lab, path, on_page
-        self.hosts, self.complaints, self.summaries = set(), [], {}
+        self.hosts, self.complaints = set(), []
         on_page.set_default_timeout(1000 * SOON)
-        on_page.on("request", lambda r: self.hosts.add(urlsplit(r.url).hostname or "127.0.0.1"))  # data: has no host
-        on_page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
-        on_page.on("pageerror", lambda error: str(error) == LATE_VIEW or self.complaints.append(str(error)))
-        on_page.on("websocket", self._listen)
+        # data: has no host
+        on_page.on("request", lambda r: self.hosts.add(urlsplit(r.url).hostname or "127.0.0.1"))
+        on_page.on(
+            "console", lambda m: self.complaints.append(m.text) if m.type == "error" else None
+        )
+        on_page.on(
+            "pageerror", lambda error: str(error) == LATE_VIEW or self.complaints.append(str(error))
+        )
+        on_page.on("websocket", lambda socket: self.hosts.add(urlsplit(socket.url).hostname))
 
     def goto(self) -> None:
-        """Open the notebook; wait until the server says that the page is connected and the kernel waits."""
+        """Open the notebook; wait until the server says that the page is connected and the kernel
+        waits.
+        """
         self.on_page.goto(f"{self.lab.url}/lab/tree/{self.path.name}?token={self.lab.token}")
         self.on_page.locator(".jp-Notebook .jp-MarkdownOutput h1").first.wait_for()
 
         def ready() -> bool:
             kernels = [session["kernel"] for session in self.lab.ask("sessions")]
-            return bool(kernels) and all(k["execution_state"] == "idle" and k["connections"] for k in kernels)
+            return bool(kernels) and all(
+                k["execution_state"] == "idle" and k["connections"] for k in kernels
+            )
 
         self.until(ready, lambda: f"no idle kernel with a connection: {self.lab.ask('sessions')}")
 
@@ -137,96 +163,45 @@ class Page:
         self.on_page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         assert self.on_page.get_by_role("dialog").count() == 0
 
-    def until(self, fact: Callable[[], object], instead: Callable[[], object], seconds: float = SOON) -> None:
-        """Wait for a fact. A cell that fails ends the wait, and so does the deadline, saying what is there instead."""
+    def until(
+        self, fact: Callable[[], object], instead: Callable[[], object], seconds: float = SOON
+    ) -> None:
+        """Wait for a fact.
+
+        A cell that fails ends the wait, and so does the deadline, saying what is there instead.
+        """
         end = time.monotonic() + seconds
         while not fact():
             assert not self.errors(), self.errors()[0]
             assert time.monotonic() < end, instead()
-            self.on_page.wait_for_timeout(100)  # lets the page's events through, where sleep would not
+            # lets the page's events through, where sleep would not
+            self.on_page.wait_for_timeout(100)
+
+    @property
+    def running(self):
+        """The prompts of the cells that run or wait."""
+        return self.on_page.locator(".jp-InputPrompt", has_text="[*]")
 
     def finished(self) -> None:
         """Wait until no cell runs."""
-        running = self.on_page.locator(".jp-InputPrompt", has_text="[*]")
-        self.until(lambda: running.count() == 0, lambda: f"{running.count()} cells still run")
+        self.until(
+            lambda: self.running.count() == 0, lambda: f"{self.running.count()} cells still run"
+        )
 
     def errors(self) -> list[str]:
-        """Outputs of failed cells. The page marks them as it marks stderr; only a traceback comes with red in it."""
+        """Outputs of failed cells.
+
+        The page marks them as it marks stderr; only a traceback comes with red in it.
+        """
         red = self.on_page.locator(".ansi-red-fg")
-        stderr = self.on_page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]')
-        return stderr.filter(has=red).all_inner_texts()
-
-    def text(self, pattern: re.Pattern, seconds: float = SOON) -> tuple[str, ...]:
-        """The groups of a pattern in a cell's text output, once it is there."""
-        outputs = self.on_page.locator(".jp-OutputArea-output").get_by_text(pattern)
-        self.until(outputs.count, lambda: f"no output fits {pattern.pattern!r}", seconds)
-        return pattern.search(outputs.inner_text()).groups()
-
-    def pictures(self) -> list[str]:
-        """The pictures of the page, as their data."""
-        return self.images.evaluate_all("images => images.map(image => image.src)")
-
-    def picture(self) -> str | None:
-        """The last picture of the page."""
-        return next(reversed(self.pictures()), None)
-
-    def summary(self, pattern: re.Pattern, *, after: str | None = None, seconds: float = SOON) -> re.Match:
-        """What a picture says that fits the pattern, once there is one; the last such picture. If one is given, it has
-        to be the last of the page and another one than the picture before."""
-
-        fits: list[re.Match] = []
-
-        def fitting() -> list[re.Match]:
-            drawn = self.pictures() if after is None else [p for p in self.pictures()[-1:] if p != after]
-            fits[:] = [match for p in drawn if (match := pattern.search(self.summaries.get(p, "")))]
-            return fits
-
-        self.until(
-            fitting,
-            lambda: (
-                f"no {'new ' if after else ''}picture says {pattern.pattern!r}; the last one: "
-                f"{self.summaries.get(self.picture(), '')!r}"
-            ),
-            seconds,
+        stderr = self.on_page.locator(
+            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]'
         )
-        return fits[-1]
+        return stderr.filter(has=red).all_inner_texts()
 
     @property
     def images(self):
         return self.on_page.locator(".jp-OutputArea img")
-
-    def control(self, label: str, role: str):
-        """The widget of a cell that carries the label: its slider, combobox, checkbox. Sliders have no other name."""
-        named = self.on_page.get_by_text(label, exact=True)
-        return self.on_page.locator(".jp-OutputArea :has(> label)", has=named).get_by_role(role)
-
-    def press(self, label: str, key: str, times: int = 1) -> None:
-        """Press a key on a slider."""
-        self.control(label, "slider").focus()
-        for _ in range(times):
-            self.on_page.keyboard.press(key)
-
-    def choose(self, label: str, option: str) -> None:
-        self.control(label, "combobox").select_option(option)
-
-    def chosen(self, label: str) -> str:
-        return self.control(label, "combobox").evaluate("menu => menu.selectedOptions[0].label")
-
-    def saved(self) -> list[dict]:
-        """Save as a person does; the code cells of the file, once all of them have run in it."""
-        self.on_page.keyboard.press("Control+s")
-
-        def cells() -> list[dict]:
-            return [cell for cell in json.loads(self.path.read_text())["cells"] if cell["cell_type"] == "code"]
-
-        def counts() -> list[int | None]:
-            try:
-                return [cell["execution_count"] for cell in cells()]
-            except json.JSONDecodeError:  # the server is writing it
-                return [None]
-
-        self.until(lambda: all(counts()), lambda: f"saved with the numbers {counts()}")
-        return cells()
 
     def check(self) -> None:
         """No cell failed, and every image that a cell made is drawn."""
@@ -238,26 +213,18 @@ class Page:
             assert image.evaluate("image => image.complete && image.naturalWidth") > 0
 
     def snapshot(self, name: str) -> None:
-        """The whole page, for a person to look at; NBLIB_SCREENSHOTS names a folder that outlives the test."""
+        """The whole page, for a person to look at; NBLIB_SCREENSHOTS names a folder that outlives
+        the test.
+        """
         kept = Path(os.environ.get("NBLIB_SCREENSHOTS") or self.lab.folder)
         kept.mkdir(parents=True, exist_ok=True)
         self.on_page.screenshot(path=kept / f"{self.path.stem}-{name}.png")
 
-    def _listen(self, socket) -> None:
-        self.hosts.add(urlsplit(socket.url).hostname)
-        socket.on("framereceived", self._heard)
-
-    def _heard(self, frame: bytes | str) -> None:
-        """Note which picture came with which text."""
-        data = _content(frame).get("data")
-        state = data.get("state", {}) if isinstance(data, dict) else {}
-        for shown in (data, *(output.get("data") for output in state.get("outputs", ()))):  # of a cell, of a widget
-            if isinstance(shown, dict) and "image/png" in shown:
-                self.summaries[f"data:image/png;base64,{shown['image/png']}"] = shown["text/plain"]
-
 
 def stored(name: str) -> dict:
-    """A notebook of the workbook with its outputs taken out, so that what the page shows was made now."""
+    """A notebook of the workbook with its outputs taken out, so that what the page shows was made
+    now.
+    """
     notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -266,7 +233,9 @@ def stored(name: str) -> dict:
 
 
 def only(notebook: dict, text: str) -> dict:
-    """The notebook's title, its one code cell with this text, and the cells before that make the names it needs."""
+    """The notebook's title, its one code cell with this text, and the cells before that make the
+    names it needs.
+    """
     codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     (last,) = [i for i, cell in enumerate(codes) if text in "".join(cell["source"])]
     kept, wanted = [], set()
@@ -278,7 +247,9 @@ def only(notebook: dict, text: str) -> dict:
 
 
 def _names(source: str) -> tuple[set[str], set[str]]:
-    """The names that a cell looks up in the kernel, at its top or inside functions, and those that it leaves there."""
+    """The names that a cell looks up in the kernel, at its top or inside functions, and those that
+    it leaves there.
+    """
     top = symtable.symtable(source, "cell", "exec")
     needs, makes, tables = set(), set(), [top]
     for table in tables:
@@ -295,19 +266,34 @@ def _chromium() -> str:
     pytest.importorskip("playwright", reason="needs playwright (pip install -e .[test])")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        pytest.skip(f"needs Chromium on the PATH (Debian: apt-get install chromium); looked for {', '.join(BROWSERS)}")
+        pytest.skip(
+            f"needs Chromium on the PATH (Debian: apt-get install chromium); looked for {', '.join(BROWSERS)}"
+        )
     return found
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    ours = {f"JUPYTER_{name}_DIR": str(folder / f"jupyter-{name.lower()}") for name in ("CONFIG", "DATA", "RUNTIME")}
-    ours |= {f"JUPYTERLAB_{name}_DIR": str(folder / f"lab-{name.lower()}") for name in ("SETTINGS", "WORKSPACES")}
+    ours = {
+        f"JUPYTER_{name}_DIR": str(folder / f"jupyter-{name.lower()}")
+        for name in ("CONFIG", "DATA", "RUNTIME")
+    }
+    ours |= {
+        f"JUPYTERLAB_{name}_DIR": str(folder / f"lab-{name.lower()}")
+        for name in ("SETTINGS", "WORKSPACES")
+    }
     # the question whether to fetch news would lie over the notebook
-    news = folder / "lab-settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    news = (
+        folder
+        / "lab-settings"
+        / "@jupyterlab"
+        / "apputils-extension"
+        / "notification.jupyterlab-settings"
+    )
     news.parent.mkdir(parents=True)
     news.write_text('{"fetchNews": "false"}')
     ours |= {"JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": str(folder / "ipython")}
-    # one thread: beside another busy process two that wait for each other are ten times slower, alone hardly faster
+    # one thread: beside another busy process two that wait for each other are ten times slower,
+    # alone hardly faster
     ours |= {"OMP_NUM_THREADS": "1"}
     ours |= {"NBLIB_OUTPUTS": str(folder / "outputs")}  # NBLIB_BASE is set for all tests
     headless = ("NBLIB_HEADLESS", "NBLIB_RUN_DIR")  # a person sits at this kernel
@@ -333,13 +319,3 @@ def _ask(url: str, token: str, what: str):
     asked = request.Request(f"{url}/api/{what}", headers={"Authorization": f"token {token}"})
     with request.build_opener(request.ProxyHandler({})).open(asked, timeout=30) as answer:
         return json.load(answer)
-
-
-def _content(frame: bytes | str) -> dict:
-    """The content of a kernel's message. A binary frame is a count, as many offsets, each in eight bytes, and the
-    parts: channel, header, parent, metadata, content. Other sockets of JupyterLab send text."""
-    if isinstance(frame, str):
-        return {}
-    count, *offsets = (int.from_bytes(frame[i : i + 8], "little") for i in range(0, 8 + 8 * frame[0], 8))
-    parts = [frame[start:end] for start, end in pairwise(offsets[:count])]
-    return json.loads(parts[4])

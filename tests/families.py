@@ -1,15 +1,20 @@
-"""Checkpoints of six families of models, given to every notebook that takes a model: does it run, or say why not?
+"""Checkpoints of six families of models, given to every notebook that takes a model: does it run,
+or say why not?
 
-    python tests/families.py                                 the whole table, one process per notebook and family
+    python tests/families.py                                 the whole table, one process per
+                                                             notebook and family
     python tests/families.py 10_lrc 11_ard_lora --only gpt2 mixtral
-    python tests/families.py 10_lrc --folder FOLDER          one run in this process, of a checkpoint that is there
+    python tests/families.py 10_lrc --folder FOLDER
+    one run in this process, of a checkpoint that is there
 
-A checkpoint is made from a config and trained for seconds, because to round random weights costs nothing. Its tokenizer
-is trained on the embedded text, because no stored one can be reached. `save_pretrained` writes both, as on the hub. The
-cells of a notebook run in order with small parameters on the plain CPU, without pitfalls and what takes no model.
+A checkpoint is made from a config and trained for seconds, because to round random weights costs
+nothing. Its tokenizer is trained on the embedded text, because no stored one can be reached.
+`save_pretrained` writes both, as on the hub. The cells of a notebook run in order with small
+parameters on the plain CPU, without pitfalls and what takes no model.
 
-A run ends in one of three ways: *ran*; *refused*, by an error of one sentence before anything was trained; or *failed*,
-which is everything else, such as a sentence that comes too late, or an error from inside of another library.
+A run ends in one of three ways: *ran*; *refused*, by an error of one sentence before anything was
+trained; or *failed*, which is everything else, such as a sentence that comes too late, or an error
+from inside of another library.
 """
 
 import argparse
@@ -39,7 +44,8 @@ NOTEBOOKS = (
     "15_spiking_student",
     "20_compare",
 )  # test_families.py holds it to all that have the parameter `model`
-SMALL = {"10_lrc": run_notebook.SMALL["10_lrc"] | dict(eval_rows=64, quick_rows=32)}  # fewer do not show the gap
+# fewer do not show the gap
+SMALL = {"10_lrc": run_notebook.SMALL["10_lrc"] | dict(eval_rows=64, quick_rows=32)}
 SMALL |= {"20_compare": dict(steps=4, seeds=2, rows=2, length=32, eval_rows=32, corpus="prose")}
 # What a family needs besides `model`, in the words of the sentence that refuses it without.
 GIVEN = {
@@ -58,7 +64,9 @@ class Outcome(NamedTuple):
 
 
 def config(family: str, vocabulary: int):
-    """A config of two layers that keeps what sets the family apart: tied heads, soft caps, experts, windows."""
+    """A config of two layers that keeps what sets the family apart: tied heads, soft caps, experts,
+    windows.
+    """
     import transformers as tf
 
     shape = dict(vocab_size=vocabulary, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
@@ -67,7 +75,9 @@ def config(family: str, vocabulary: int):
     made = {
         "qwen3": lambda: tf.Qwen3Config(**grouped, head_dim=16, tie_word_embeddings=True),
         "llama": lambda: tf.LlamaConfig(**grouped, tie_word_embeddings=False),
-        "gemma2": lambda: tf.Gemma2Config(**grouped, head_dim=16, query_pre_attn_scalar=16, sliding_window=16),
+        "gemma2": lambda: tf.Gemma2Config(
+            **grouped, head_dim=16, query_pre_attn_scalar=16, sliding_window=16
+        ),
         "mixtral": lambda: tf.MixtralConfig(**grouped, num_local_experts=4, num_experts_per_tok=2),
         "olmoe": lambda: tf.OlmoeConfig(**grouped, num_experts=4, num_experts_per_tok=2),
         "gpt2": lambda: tf.GPT2Config(**shape),
@@ -87,10 +97,13 @@ def checkpoint(family: str, folder: Path) -> Path:
         tokenizer = text.train_tokenizer(documents, vocab_size=VOCABULARY)
         batches = text.Batches(text.encode(documents, tokenizer), rows=8, length=64)
         with runtime.seeded(0):
-            model = tf.AutoModelForCausalLM.from_config(config(family, len(tokenizer)), dtype=torch.float32).train()
+            model = tf.AutoModelForCausalLM.from_config(
+                config(family, len(tokenizer)), dtype=torch.float32
+            ).train()
             adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
             for _ in range(STEPS):
-                model(**next(batches), use_cache=False).loss.backward()  # the loss of transformers, not ours
+                # the loss of transformers, not ours
+                model(**next(batches), use_cache=False).loss.backward()
                 adamw.step(), adamw.zero_grad()
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
@@ -102,7 +115,9 @@ def execute(name: str, folder: Path, given: dict) -> Outcome:
     run_notebook.SMALL |= SMALL
     four_bit = run_notebook.FOUR_BIT  # there are kernels for a CPU
     for table in (run_notebook.SKIPPED, run_notebook.INSTEAD):
-        table |= {of: [line for line in lines if line[-1] != four_bit] for of, lines in table.items()}
+        table |= {
+            of: [line for line in lines if line[-1] != four_bit] for of, lines in table.items()
+        }
     from nblib import train
 
     whole, trained = train.steps, []
@@ -114,13 +129,18 @@ def execute(name: str, folder: Path, given: dict) -> Outcome:
     train.steps = steps
     began = time.perf_counter()
     try:
-        run_notebook.run(name, given={"device": "cpu", "precision": "fp32", "model": str(folder)} | given)
+        run_notebook.run(
+            name, given={"device": "cpu", "precision": "fp32", "model": str(folder)} | given
+        )
         kind, words = RAN, ""
     except (ValueError, TypeError, FileNotFoundError) as error:
         kind, words = REFUSED, str(error)
         if trained or not said_by_us(error) or "\n" in words:
             traceback.print_exc()
-            kind, words = FAILED, f"{type(error).__name__} {'after training began' if trained else ''}: {words}"
+            kind, words = (
+                FAILED,
+                f"{type(error).__name__} {'after training began' if trained else ''}: {words}",
+            )
     except Exception as error:
         traceback.print_exc()
         kind, words = FAILED, f"{type(error).__name__}: {error}"
@@ -130,7 +150,9 @@ def execute(name: str, folder: Path, given: dict) -> Outcome:
 def said_by_us(error: Exception) -> bool:
     """Whether the line that raised is one of nblib's or of the lessons."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return any(Path(last).is_relative_to(run_notebook.ROOT / part) for part in ("nblib", "notebooks"))
+    return any(
+        Path(last).is_relative_to(run_notebook.ROOT / part) for part in ("nblib", "notebooks")
+    )
 
 
 def new_process(words: Sequence[str]) -> subprocess.CompletedProcess:
@@ -147,7 +169,9 @@ def in_process(
 ) -> Outcome:
     """The same in a process of its own, as a kernel would be."""
     began = time.perf_counter()
-    ended = python([__file__, name, "--only", family, "--folder", str(checkpoints), "--given", repr(given)])
+    ended = python(
+        [__file__, name, "--only", family, "--folder", str(checkpoints), "--given", repr(given)]
+    )
     kind, _, words = (ended.stdout.splitlines() or [""])[-1].partition(": ")
     if kind not in (RAN, REFUSED, FAILED):
         kind, words = FAILED, f"the process ended with {ended.returncode}"
@@ -162,10 +186,16 @@ def alone(name: str, family: str, checkpoints: Path, given: dict) -> Outcome:
 
     sys.path[:0] = [str(run_notebook.ROOT / part) for part in ("", "notebooks", "doctor")]
     with tempfile.TemporaryDirectory(prefix="nblib-families-") as folder:
-        os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+        os.environ |= {
+            "NBLIB_OUTPUTS": folder,
+            "NBLIB_HEADLESS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "MPLBACKEND": "agg",
+        }
         os.chdir(run_notebook.ROOT / "notebooks")
         logging.disable(logging.WARNING)
-        os.environ.setdefault("NBLIB_BASE", str(run_notebook.ROOT / "outputs" / "base"))  # the corpora, once read
+        # the corpora, once read
+        os.environ.setdefault("NBLIB_BASE", str(run_notebook.ROOT / "outputs" / "base"))
         with contextlib.redirect_stdout(open(os.devnull, "w")):
             from nblib import text
 
@@ -177,14 +207,25 @@ def alone(name: str, family: str, checkpoints: Path, given: dict) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="give a checkpoint of each family to every notebook that takes one")
-    parser.add_argument("names", nargs="*", default=NOTEBOOKS, help="notebooks; all of them without")
+    parser = argparse.ArgumentParser(
+        description="give a checkpoint of each family to every notebook that takes one"
+    )
+    parser.add_argument(
+        "names", nargs="*", default=NOTEBOOKS, help="notebooks; all of them without"
+    )
     parser.add_argument("--only", nargs="*", default=FAMILIES, choices=FAMILIES, help="families")
-    parser.add_argument("--folder", type=Path, help="where the checkpoints are; one notebook of one family, here")
+    parser.add_argument(
+        "--folder", type=Path, help="where the checkpoints are; one notebook of one family, here"
+    )
     parser.add_argument("--given", default="{}", help="more parameters of that one, as a dict")
     options = parser.parse_args()
     if options.folder:
-        outcome = alone(options.names[0], options.only[0], options.folder.resolve(), ast.literal_eval(options.given))
+        outcome = alone(
+            options.names[0],
+            options.only[0],
+            options.folder.resolve(),
+            ast.literal_eval(options.given),
+        )
         print(f"{outcome.kind}: {outcome.words}")
         return 0
     worst = 0
@@ -196,7 +237,10 @@ def main() -> int:
                     kind, words, seconds = in_process(name, family, Path(folder), given)
                     worst |= kind == FAILED
                     with_these = "".join(f" {key}={value}" for key, value in given.items())
-                    print(f"{name:24}{family:9}{kind:8}{seconds:4.0f} s {with_these} {words}", flush=True)
+                    print(
+                        f"{name:24}{family:9}{kind:8}{seconds:4.0f} s {with_these} {words}",
+                        flush=True,
+                    )
     return worst
 
 

@@ -1,7 +1,8 @@
-"""A kernel as JupyterLab starts it, and a person who runs all cells: `with kernel() as page: page.run_all("00_a")`.
+"""A kernel as JupyterLab starts it, and a person who runs all cells: `with kernel() as page:
+page.run_all("00_a")`.
 
-The kernel believes that a person sits there (JPY_SESSION_NAME), and each request carries the id of its cell, which
-jupyter_client alone would not send.
+The kernel believes that a person sits there (JPY_SESSION_NAME), and each request carries the id of
+its cell, which jupyter_client alone would not send.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from nblib import paths
-from nblib.run.execute import socket_folder
+from nbworkbook.execute import socket_folder
 
 LONG = 120  # seconds
 
@@ -29,7 +30,9 @@ class Kernel:
         self.client.wait_for_ready(timeout=LONG)
         self.pid = manager.provisioner.process.pid
 
-    def run(self, source: str, cell_id: str | None = None, until: Callable[[], bool] = lambda: False) -> str:
+    def run(
+        self, source: str, cell_id: str | None = None, until: Callable[[], bool] = lambda: False
+    ) -> str:
         """Execute one cell: ok, error, or "" when `until` became true first."""
         content = {"code": source, "silent": False, "store_history": True, "user_expressions": {}}
         content |= {"allow_stdin": False, "stop_on_error": True}
@@ -59,20 +62,28 @@ class Kernel:
         ours = message["parent_header"].get("msg_id") == asked
         return ours and message["content"].get("execution_state") == "idle"
 
-    def run_all(self, name: str, until: Callable[[], bool] = lambda: False, ids: bool = True) -> list[str]:
+    def run_all(self, name: str, until: Callable[[], bool] = lambda: False) -> list[str]:
         """Every code cell of the notebook as it is now, up to the first that fails."""
         document, ends = json.loads((paths.notebooks() / f"{name}.ipynb").read_text()), []
         for cell in document["cells"]:
             if cell["cell_type"] == "code":
-                ends.append(self.run("".join(cell["source"]), cell["id"] if ids else None, until))
+                ends.append(self.run("".join(cell["source"]), cell["id"], until))
                 if ends[-1] != "ok":
                     break
         return ends
 
-    def shown(self, kind: str = "") -> list[str]:
-        """The plain texts of what came to the page, in order."""
-        bundles = [m["content"]["data"] for m in self.messages if "data" in m["content"] and kind in m["msg_type"]]
-        return [bundle["text/plain"] for bundle in bundles if "text/plain" in bundle]
+    def shown(self) -> list[str]:
+        """Return the plain texts of what came to the page, and the lines of what was printed, in
+        order.
+        """
+        texts = []
+        for message in self.messages:
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                texts += content["text"].splitlines()
+            elif "text/plain" in content.get("data", {}):
+                texts.append(content["data"]["text/plain"])
+        return texts
 
     def kill(self) -> None:
         os.killpg(self.pid, signal.SIGKILL)
@@ -85,8 +96,9 @@ def kernel(**environment: Any) -> Iterator[Kernel]:
     files = {"ip": str(sockets / "k"), "connection_file": str(sockets / "kernel.json")}
     manager = KernelManager(kernel_name="python3", transport="ipc", **files)
     person = {k: v for k, v in os.environ.items() if k not in ("NBLIB_HEADLESS", "NBLIB_RUN_DIR")}
-    person |= {"JPY_SESSION_NAME": "a page", "OMP_NUM_THREADS": "1", **environment}
-    manager.start_kernel(env=person, cwd=str(paths.root()))
+    person |= {"JPY_SESSION_NAME": "a page", "OMP_NUM_THREADS": "1"}
+    person |= {name: str(value) for name, value in environment.items()}
+    manager.start_kernel(env=person, cwd=str(paths.notebooks()))
     held = None
     try:
         held = Kernel(manager)

@@ -1,6 +1,8 @@
-"""Train under SIGKILL: fork a real training process again and again and kill it until one gets through.
+"""Train under SIGKILL: fork a real training process again and again and kill it until one gets
+through.
 
-Run as `python kill_runs.py FOLDER KILLS SEED`; prints one JSON line. The parent only imports, so a fork starts at once.
+Run as `python kill_runs.py FOLDER KILLS SEED`; prints one JSON line. The parent only imports, so a
+fork starts at once.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.distributed.checkpoint  # noqa: F401  (as transformers below)
 from conftest import FP32
 from transformers import GPT2LMHeadModel  # noqa: F401  (imported before the forks, or every child would spend its life on it)
 
@@ -26,14 +29,20 @@ def straight_or_resumed(folder: Path | None) -> str:
     """The run; returns a hash over weights, optimizer state and generators at its end."""
     torch.set_num_threads(1)
     runtime.seed_all(0)
-    model = models.tiny(512, family="gpt2", hidden=64, layers=2, heads=2)  # dropout draws from the generator
-    stream = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 512
+    # dropout draws from the generator
+    model = models.tiny(512, family="gpt2", hidden=64, layers=2, heads=2)
+    stream = (
+        torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 512
+    )
     batches = text.Batches(stream, rows=4, length=64)
     optimizer = train.adamw(model, lr=1e-2)
     options = dict(total=STEPS, machine=FP32, schedule=train.cosine(STEPS, warmup=5))
-    train.fit(model, batches, optimizer, checkpoints=folder, checkpoint_every=1, **options)
+    train.fit(model, batches, optimizer, checkpoints=train.Checkpoints(folder, every=1), **options)
     digest = hashlib.sha256()
-    for tensor in [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]:
+    for tensor in [
+        *model.state_dict().values(),
+        *(v for s in optimizer.state.values() for v in s.values()),
+    ]:
         digest.update(tensor.detach().numpy().tobytes())
     digest.update(torch.get_rng_state().numpy().tobytes())
     return digest.hexdigest()
@@ -68,7 +77,12 @@ def main(folder: Path, kills: int, seed: int) -> dict:
     os.waitpid(child(folder / "straight", folder / "straight.txt", None), 0)
     whole = time.perf_counter() - started
     run = 0
-    places = [(checkpoint, "save_file"), (files, "sha256"), (files, "flush"), (files, "remove_partials")]
+    places = [
+        (checkpoint, "save_file"),
+        (files, "sha256"),
+        (files, "flush"),
+        (files, "remove_partials"),
+    ]
     while done < kills:  # every run is killed two or three times and then left to finish
         run += 1
         at, result = folder / f"run{run}", folder / f"run{run}.txt"
@@ -82,7 +96,9 @@ def main(folder: Path, kills: int, seed: int) -> dict:
             if os.WIFSIGNALED(status):
                 done += 1
                 writing += any(at.glob(".step-*.partial"))
-                steps.append(len(checkpoint.folders(at)) and int(checkpoint.folders(at)[0].name[5:]))
+                steps.append(
+                    len(checkpoint.folders(at)) and int(checkpoint.folders(at)[0].name[5:])
+                )
         _, status = os.waitpid(child(at, result, None), 0)
         if status:
             return {"error": f"run {run} did not finish: status {status}"}

@@ -1,11 +1,12 @@
 """Kill the kernel of a notebook at a checkpoint that is named beforehand.
 
-`write` makes a copy of a notebook whose set-up cell calls `arm` at its end. From then on the moments before and after
-each checkpoint are places: "before mixture 6", "after mixture 6". What is reached is noted in the folder KILLS; whoever
-reaches the first place of the plan there takes it off the list and dies of SIGKILL.
+`write` makes a copy of a notebook whose set-up cell calls `arm` at its end. From then on the
+moments before and after each checkpoint are places: "before mixture 6", "after mixture 6". What is
+reached is noted in the folder KILLS; whoever reaches the first place of the plan there takes it off
+the list and dies of SIGKILL.
 
-Cut out of the copy: the trials of pitfalls and the other demonstrations that the campaign of kills leaves out
-(torture.SHORT), which have no state to lose, and what is printed about them.
+Cut out of the copy: the trials of pitfalls and the other demonstrations that the campaign of kills
+leaves out (torture.SHORT), which have no state to lose, and what is printed about them.
 """
 
 import json
@@ -28,7 +29,9 @@ def write(name: str, to: Path) -> None:
     notebook["cells"] = [cell for cell in code if not torture.demonstrates(name, cell)]
     for cell in notebook["cells"]:
         source = TRIAL.sub("", "".join(cell["source"]))
-        armed = "\nimport kill_stages; kill_stages.arm(run)" if "run = runs.begin(" in source else ""
+        armed = (
+            "\nimport kill_stages; kill_stages.arm(run)" if "run = runs.begin(" in source else ""
+        )
         cell |= {"source": source + armed, "outputs": []}
     (to / f"{name}.ipynb").write_text(json.dumps(notebook))
 
@@ -59,7 +62,9 @@ def arm(run) -> None:
     real = checkpoint.save
 
     def save(folder, state, **options):
-        place = f"{Path(folder).relative_to(run.checkpoints)} {state['training']['progress']['step']}"
+        place = (
+            f"{Path(folder).relative_to(run.checkpoints)} {state['training']['progress']['step']}"
+        )
         _reach(f"before {place}")
         written = real(folder, state, **options)
         _reach(f"after {place}")

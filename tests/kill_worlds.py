@@ -1,14 +1,17 @@
-"""Kill a training in two processes at random moments, give the same command again, and compare with a straight run.
+"""Kill a training in two processes at random moments, give the same command again, and compare with
+a straight run.
 
     python tests/kill_worlds.py --kills 20 --seed 0 [--mesh fsdp] [--at-once]
 
-Each run is killed up to three times by SIGKILL: the launcher, the kernel of a rank, the process that holds that kernel,
-drawn by the seed. The moment is drawn between the first step that is printed and the last, or it is the next one at
-which a checkpoint is being written: in the background, or with `--at-once` between two steps. Then the same command
-runs to its end. Prints a line per kill and one JSON line; exits with 1 if a run could not go on, ended more than 2e-5
-from the straight run of one process, found a checkpoint that is not whole, or left a process behind.
+Each run is killed up to three times by SIGKILL: the launcher, a rank, its kernel or the process
+that holds that kernel, drawn by the seed. The moment is drawn between the first step that is
+printed and the last, or it is the next one at which a checkpoint is being written: in the
+background, or with `--at-once` between two steps. Then the same command runs to its end. Prints a
+line per kill and one JSON line; exits with 1 if a run could not go on, ended more than 2e-5 from
+the straight run of one process, found a checkpoint that is not whole, or left a process behind.
 
-Footgun: a kill before the first checkpoint is a start from nothing. The lines say at which step a run went on.
+Footgun: a kill before the first checkpoint is a start from nothing. The lines say at which step a
+run went on.
 """
 
 import argparse
@@ -34,7 +37,7 @@ pause: float = 0.0  # seconds after each step [0 .. 10]
 background: bool = True  # write checkpoints while the steps go on"""
 OPENS = """import os, time, torch
 from nblib import models, runtime, text, train
-from nblib.run import runs
+from nbworkbook import runs
 run = runs.begin("00_world", globals())
 machine = runtime.pick("cpu", "fp32")
 runtime.seed_all(0)
@@ -45,8 +48,8 @@ TRAINS = """def tell(record):
     print("step", record["step"], "pid", os.getpid(), flush=True)
     time.sleep(pause)
 records = train.fit(model, text.Batches(stream, rows=rows, length=32), train.adamw(model, lr=1e-2), total=steps,
-    accumulate=2, machine=machine, checkpoints=run.dir / "checkpoints", checkpoint_every=2,
-    checkpoint_async=background, on_step=tell)"""
+    accumulate=2, machine=machine, on_step=tell,
+    checkpoints=train.Checkpoints(run.dir / "checkpoints", every=2, background=background))"""
 ENDS = """run.result(losses=[r["loss"] for r in records], loss=records[-1]["loss"])
 print("loss", train.evaluate(model, stream[:64].view(2, 32), machine=machine)["loss"])
 run.finish()"""
@@ -117,7 +120,9 @@ class Command:
                 continue
             if re.search(pattern, line):
                 return line
-        raise TimeoutError(f"no line with {pattern!r} in {seconds} s: {self.lines[-5:]} {self.errors[-5:]}")
+        raise TimeoutError(
+            f"no line with {pattern!r} in {seconds} s: {self.lines[-5:]} {self.errors[-5:]}"
+        )
 
     def end(self, seconds: float = 90) -> int:
         self.process.wait(seconds)
@@ -127,7 +132,9 @@ class Command:
 
 
 def victims(workbook: Path, command: Command) -> dict[str, int]:
-    """Who can be hit: the launcher, and of each rank its kernel and the process that holds the kernel."""
+    """Return who can be hit: the launcher, and of each rank itself, its kernel and the kernel's
+    holder.
+    """
     folder, store = run_folder(workbook), str(workbook / "outputs")
     found = {"the launcher": command.process.pid}
     for rank, place in ((0, folder), (1, folder / "rank-1")):
@@ -136,9 +143,11 @@ def victims(workbook: Path, command: Command) -> dict[str, int]:
     ours = set(members("NBLIB_OUTPUTS", store)) & set(members("WORLD_SIZE", "2"))
     for pid in ours - set(found.values()):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"nblib.run.execute" in words:
-            rank = next(r for r in (0, 1) if pid in members("RANK", str(r)))
+        rank = next(r for r in (0, 1) if pid in members("RANK", str(r)))
+        if b"nbworkbook.execute" in words:
             found[f"rank {rank}'s holder"] = pid
+        elif b"nbworkbook.rank" in words:
+            found[f"rank {rank}"] = pid
     return found
 
 
@@ -182,7 +191,12 @@ def hit(workbook: Path, command: Command, draw: random.Random) -> dict | None:
     writing = being_written(workbook)  # nobody is there to end it
     command.end()
     last = [int(n) for n in re.findall(r"step (\d+) pid", "\n".join(command.lines))]
-    facts = {"hit": name, "resumed at": resumed, "after step": max(last, default=0), "gone after": seconds}
+    facts = {
+        "hit": name,
+        "resumed at": resumed,
+        "after step": max(last, default=0),
+        "gone after": seconds,
+    }
     return facts | {"while writing": writing}
 
 
@@ -229,7 +243,12 @@ def campaign(folder: Path, kills: int, seed: int, mesh: str, *, background: bool
             print(f"run {runs} went on and ended {far:.1e} from the straight run", flush=True)
     late = [one for one in hits if one["gone after"] is None]
     slowest = max((one["gone after"] for one in hits if one["gone after"] is not None), default=0.0)
-    facts = {"kills": len(hits), "runs": runs, "largest difference": max(apart, default=None), "cannot go on": cannot}
+    facts = {
+        "kills": len(hits),
+        "runs": runs,
+        "largest difference": max(apart, default=None),
+        "cannot go on": cannot,
+    }
     facts |= {"while writing": sum(one["while writing"] for one in hits), "not whole": damaged}
     facts |= {"left processes behind": len(late), "all gone after at most (s)": round(slowest, 1)}
     return facts | {"hit": sorted({one["hit"] for one in hits})}
@@ -254,6 +273,8 @@ if __name__ == "__main__":
     parser.add_argument("--at-once", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        result = campaign(Path(place), options.kills, options.seed, options.mesh, background=not options.at_once)
+        result = campaign(
+            Path(place), options.kills, options.seed, options.mesh, background=not options.at_once
+        )
     print(json.dumps(result))
     sys.exit(0 if fine(result) else 1)

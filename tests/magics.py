@@ -1,4 +1,5 @@
-"""The doctor's magics of a notebook as plain Python, for tests that read or run cells without IPython.
+"""The doctor's magics of a notebook as plain Python, for tests that read or run cells without
+IPython.
 
     %load_ext loopdoctor                    nothing
     %%doctor --steps 10 --into mine         with doctor.watch(steps=10, say=False) as mine:

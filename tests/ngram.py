@@ -1,10 +1,12 @@
-"""A byte n-gram model with Witten-Bell smoothing: what a small language model has to beat to have learned anything.
+"""A byte n-gram model with Witten-Bell smoothing: what a small language model has to beat to have
+learned anything.
 
-    P(c | h) = (count(h c) + kinds(h) P(c | shorter h)) / (count(h) + kinds(h)),      P(c) = 1/256 at the bottom
+    P(c | h) = (count(h c) + kinds(h) P(c | shorter h)) / (count(h) + kinds(h)),
+    P(c) = 1/256 at the bottom
 
-where kinds(h) is how many different bytes followed h in training (Witten & Bell, 1991). Order n looks at the n
-bytes before (the stricter count; in the other convention an n-gram has n - 1). Written from the definition,
-independent of nblib.
+where kinds(h) is how many different bytes followed h in training (Witten & Bell, 1991). Order n
+looks at the n bytes before (the stricter count; in the other convention an n-gram has n - 1).
+Written from the definition, independent of nblib.
 """
 
 import math

@@ -1,10 +1,12 @@
 """A disk that forgets what was not flushed: which states may a reader find after the power went?
 
-    for left in power_cut.states(folder, act): ...      `left` is a copy of the folder as the disk has it
+    for left in power_cut.states(folder, act): ...
+    `left` is a copy of the folder as the disk has it
 
-`act()` runs once per crash point: power goes at each rename and each flush in turn, and once after it has returned
-(then `left.done` is true, and what it promised must be there). A file whose content was not flushed loses its second
-half. A rename whose folder was not flushed may be lost or kept, so both are tried. A deletion always lasts.
+`act()` runs once per crash point: power goes at each rename and each flush in turn, and once after
+it has returned (then `left.done` is true, and what it promised must be there). A file whose content
+was not flushed loses its second half. A rename whose folder was not flushed may be lost or kept, so
+both are tried. A deletion always lasts.
 
 Footgun: only what goes through `os.fsync` and `os.replace` counts as flushed and renamed.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from nblib import files
+DEAD = 999_999_999  # no process has this number
 
 
 class Left(NamedTuple):
@@ -45,10 +47,9 @@ def states(folder: Path, act: Callable[[], object]) -> Iterator[Left]:
     raise AssertionError("it never ended")
 
 
-def _crash(folder: Path, act: Callable[[], object], at: int, lost: bool) -> bool:
-    """Whether `act` returned; the folder is then as the disk has it."""
+def _crash(folder: Path, act: Callable[[], object], at: int, lost: bool) -> bool:  # noqa: C901
+    """Return whether `act` returned; the folder is then as the disk has it."""
     flushed, renamed, count = {}, [], 0  # inode -> its stamp; (from, to, what was there)
-    files_exchange = files._exchange
     fsync, replace, aside = os.fsync, os.replace, folder.with_name("aside")
     aside.mkdir()
 
@@ -70,26 +71,16 @@ def _crash(folder: Path, act: Callable[[], object], at: int, lost: bool) -> bool
         before = None
         if os.path.lexists(target) and folder in Path(target).parents:
             before = aside / str(len(list(aside.iterdir())))
-            shutil.copytree(target, before) if Path(target).is_dir() else shutil.copy2(target, before)
+            shutil.copytree(target, before) if Path(target).is_dir() else shutil.copy2(
+                target, before
+            )
         replace(source, target)
         if folder in Path(target).parents:
             renamed.append((Path(source), Path(target), before))
 
-    def exchange(one: Path, other: Path) -> bool:
-        event()
-        before = aside / str(len(list(aside.iterdir())))
-        shutil.copytree(other, before)
-        assert files_exchange(one, other)
-        renamed.append((one, other, before))
-        return True
-
     known = {path.stat().st_ino: _stamp(path) for path in folder.rglob("*") if path.is_file()}
     done = False
-    with (
-        mock.patch("os.fsync", flush),
-        mock.patch("os.replace", rename),
-        mock.patch.object(files, "_exchange", exchange),
-    ):
+    with mock.patch("os.fsync", flush), mock.patch("os.replace", rename):
         try:
             act()
             done = True
@@ -106,6 +97,8 @@ def _crash(folder: Path, act: Callable[[], object], at: int, lost: bool) -> bool
             shutil.rmtree(target, ignore_errors=True)
             os.rename(before, target)
     shutil.rmtree(aside)
+    for path in folder.rglob(f".*.{os.getpid()}@*"):  # after the power came back no process lives
+        path.rename(path.with_name(path.name.replace(f".{os.getpid()}@", f".{DEAD}@")))
     return done
 
 

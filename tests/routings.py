@@ -1,4 +1,6 @@
-"""Routings that are known: so many tokens sent to given experts with certainty, or routed by given logits."""
+"""Routings that are known: so many tokens sent to given experts with certainty, or routed by given
+logits.
+"""
 
 from collections.abc import Sequence
 

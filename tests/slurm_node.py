@@ -1,10 +1,13 @@
-"""A Slurm of one node that lives in a folder and ends with the test: munged, slurmctld and slurmd without systemd.
+"""A Slurm of one node that lives in a folder and ends with the test: munged, slurmctld and slurmd
+without systemd.
 
-Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says what is missing.
+Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says
+what is missing.
 
-Footgun: Slurm holds a job that it queues again back for two minutes. Where nobody answered in MessageTimeout, by
-default 10 s, it may send the order to end the old processes once more, which would end the new ones as well. So whoever
-lets the job start at once (`again`) waits for what may be on its way, and nothing is sent again for 100 s.
+Footgun: Slurm holds a job that it queues again back for two minutes. Where nobody answered in
+MessageTimeout, by default 10 s, it may send the order to end the old processes once more, which
+would end the new ones as well. So whoever lets the job start at once (`again`) waits for what may
+be on its way, and nothing is sent again for 100 s.
 """
 
 import contextlib
@@ -50,64 +53,116 @@ PartitionName=lab Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """What keeps a Slurm from being started here; empty when nothing does."""
-    if missing := [name for name in PROGRAMS if not _find(name)]:
-        return f"Slurm is not installed here (no {missing[0]}): apt-get install slurm-wlm munge"
-    return "" if os.geteuid() == 0 else "slurmd is started by root alone, who this user is not"
+    """Return what keeps a Slurm from being started here; empty when nothing does."""
+    for name in PROGRAMS:
+        if not _find(name):
+            return f"Slurm is not installed here (no {name}): apt-get install slurm-wlm munge"
+    if os.geteuid() != 0:
+        return "slurmd is started by root alone, who this user is not"
+    return ""
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Path]:
-    """The folder of a Slurm that takes jobs; SLURM_CONF names its configuration while the block lasts."""
+    """Start a Slurm that takes jobs, yield its folder, and end it.
+
+    SLURM_CONF names its configuration while the block lasts.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nblib-slurm-", dir="/tmp"))
     folder.chmod(0o755)
-    for name in ("spool", "state"):
-        (folder / name).mkdir()
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in held]
-    memory = int(next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines())) // 1024 * 9 // 10
-    host = socket.gethostname().split(".")[0]
-    conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, host=host, ports=ports, memory=memory))
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o400)
-    places = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "log-file", "seed-file")]
-    munge = [_find("munged"), "--foreground", "--force", f"--key-file={folder}/munge.key", *places]
-    before, os.environ["SLURM_CONF"] = os.environ.get("SLURM_CONF"), str(conf)
+    conf = _write_configuration(folder)
+    before = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(conf)
     daemons = []
     try:
-        for command in (
-            [*munge, f"--pid-file={folder}/munge.pid"],
-            [_find("slurmctld"), "-D", "-f", conf],
-            [_find("slurmd"), "-D", "-f", conf, "-N", host],
-        ):
-            log = (folder / f"{Path(command[0]).name}.out").open("wb")
-            pipes = {"stdout": log, "stderr": log, "start_new_session": True, "preexec_fn": _end_with_us}
-            daemons.append(subprocess.Popen(command, **pipes))
+        for command in _commands(folder, conf):
+            daemons.append(_start(command, folder))
             time.sleep(0.5)
         _wait(lambda: "idle" in _ask("sinfo", "-h", "-o", "%T"), 60, folder)
         yield folder
+
         _ask("scancel", "--user", "root")
         with contextlib.suppress(TimeoutError):
             _wait(lambda: not _ask("squeue", "-h"), 30, folder)
     finally:
         for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(20)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
+            _end(daemon)
         os.environ.pop("SLURM_CONF")
         if before is not None:
             os.environ["SLURM_CONF"] = before
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _write_configuration(folder: Path) -> Path:
+    """Write slurm.conf and the key of munge, and return the path of the former."""
+    for name in ("spool", "state"):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+
+    # Nine tenths of the memory of this machine, in MiB.
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in lines)
+    memory = kib // 1024 * 9 // 10
+    host = _host()
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(folder=folder, host=host, ports=_free_ports(2), memory=memory))
+    return conf
+
+
+def _commands(folder: Path, conf: Path) -> list[list[str]]:
+    """Return the commands of munged, slurmctld and slurmd, in the order in which they start."""
+    munged = [
+        _find("munged"),
+        "--foreground",
+        "--force",
+        f"--key-file={folder}/munge.key",
+        f"--socket={folder}/munge.socket",
+        f"--log-file={folder}/munge.log",
+        f"--seed-file={folder}/munge.seed",
+        f"--pid-file={folder}/munge.pid",
+    ]
+    slurmctld = [_find("slurmctld"), "-D", "-f", str(conf)]
+    slurmd = [_find("slurmd"), "-D", "-f", str(conf), "-N", _host()]
+    return [munged, slurmctld, slurmd]
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen:
+    with (folder / f"{Path(command[0]).name}.out").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_end_with_us,
+        )
+
+
+def _end(daemon: subprocess.Popen) -> None:
+    daemon.send_signal(signal.SIGTERM)
+    try:
+        daemon.wait(20)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]
+
+
 def again(name: str) -> None:
-    """Let a job that waits to be started once more start now; on a slow machine it may have done so by itself."""
+    """Let a job that waits to be started once more start now; on a slow machine it may have done so
+    by itself.
+    """
     time.sleep(5)
     subprocess.run(["scontrol", "update", f"jobid={name}", "starttime=now"])
 
@@ -129,6 +184,8 @@ def _wait(condition, seconds: float, folder: Path) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            logs = "\n".join(path.read_text(errors="replace")[-1500:] for path in folder.glob("*.o*"))
+            logs = "\n".join(
+                path.read_text(errors="replace")[-1500:] for path in folder.glob("*.o*")
+            )
             raise TimeoutError(f"this Slurm is not ready:\n{logs}")
         time.sleep(0.2)

@@ -8,15 +8,16 @@ import small_notebooks
 from small_notebooks import start, write
 
 from nblib import paths
-from nblib.run import engines, runs
+from nbworkbook import cluster, runs
 
 PARAMETERS = """lr: float = 0.1  # rate [0 .. 1]
 size: int = 1  # size [1 .. 9]
 steps: int = 20  # steps [1 .. 1000]
 pause: float = 0.4  # seconds of a step [0 .. 9]"""
-# Counts its steps in a file, as a training does in its checkpoints. Asked to stop, it has half a second's work to save.
+# Counts its steps in a file, as a training does in its checkpoints. Asked to stop, it has half a
+# second's work to save.
 BODY = """import json, os, time
-from nblib.run import runs
+from nbworkbook import runs
 run = runs.begin('10_small', globals())
 state = run.dir / 'state.json'
 done = json.loads(state.read_text()) if state.exists() else 0
@@ -52,7 +53,10 @@ def until(condition, seconds: float = 240):
 
 def table(workbook: Path) -> list[list[str]]:
     """The newest table without its times and names of runs, which differ from place to place."""
-    newest = max((workbook / "outputs" / "10_small").glob("sweep-*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    newest = max(
+        (workbook / "outputs" / "10_small").glob("sweep-*.csv"),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
     head, *rows = csv.reader(newest.open())
     keep = [n for n, name in enumerate(head) if name not in ("seconds", "run")]
     return [[row[n] for n in keep] for row in (head, *rows)]
@@ -67,8 +71,10 @@ def nblib(*arguments: str) -> tuple[int, str, str]:
 
 def running() -> list[tuple[str, Path]]:
     """Job and run folder of those that have made two steps."""
-    rows = [line.split() for line in engines.listing().splitlines()[1:]]
-    pairs = [(row[0], paths.outputs() / row[3]) for row in rows if row[2] == "running" and "/" in row[3]]
+    rows = [line.split() for line in cluster.listing().splitlines()[1:]]
+    pairs = [
+        (row[0], paths.outputs() / row[3]) for row in rows if row[2] == "running" and "/" in row[3]
+    ]
     return [(name, place) for name, place in pairs if len(runs.Run(place, {}).history()) >= 2]
 
 

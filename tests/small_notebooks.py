@@ -1,4 +1,6 @@
-"""A workbook of tiny notebooks in a temporary folder, for the tests of parameters, runner and command line."""
+"""A workbook of tiny notebooks in a temporary folder, for the tests of parameters, runner and
+command line.
+"""
 
 import json
 import os
@@ -6,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nblib import closure
-from nblib.run import jobs, runner, runs
+from nbworkbook import code_hash, jobs, runner, runs
 
 PARAMETERS = """steps: int = 3  # optimizer steps [1 .. 100]
 lr: float = 1e-3  # learning rate [0 .. 1]
@@ -16,18 +17,31 @@ sizes: list[int] = [1, 2]  # layer sizes [1 .. 9]
 shuffle: bool = True  # mix the data"""
 
 
-def write(name: str, *sources: str, parameters: str = PARAMETERS, kernelspec: dict | None = None) -> Path:
-    """A notebook of a title, the parameters cell and one code cell per source, where NBLIB_NOTEBOOKS says."""
+def write(
+    name: str, *sources: str, parameters: str = PARAMETERS, kernelspec: dict | None = None
+) -> Path:
+    """A notebook of a title, the parameters cell and one code cell per source, where
+    NBLIB_NOTEBOOKS says.
+    """
     if kernelspec is None:
         kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    cells = [{"cell_type": "markdown", "id": "title", "metadata": {}, "source": f"# About {name} & <more>"}]
+    cells = [
+        {
+            "cell_type": "markdown",
+            "id": "title",
+            "metadata": {},
+            "source": f"# About {name} & <more>",
+        }
+    ]
     for number, source in enumerate((parameters, *sources)):
         tags = {"tags": ["parameters"]} if number == 0 else {}
         code = {"cell_type": "code", "id": f"code-{number}", "metadata": tags, "source": source}
         cells.append(code | {"outputs": [], "execution_count": None})
     metadata = {"kernelspec": kernelspec} if kernelspec else {}
     path = Path(os.environ["NBLIB_NOTEBOOKS"]) / f"{name}.ipynb"
-    path.write_text(json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+    )
     return path
 
 
@@ -42,8 +56,10 @@ def move_workbook(folder: Path, monkeypatch) -> Path:
 
 
 def steady_workbook(folder: Path, monkeypatch) -> Path:
-    """The same, and every run has the same code: somebody may be editing nblib while a test runs."""
-    monkeypatch.setattr(closure, "reached", lambda cells: {})
+    """The same, and every run has the same code: somebody may be editing nblib while a test
+    runs.
+    """
+    monkeypatch.setattr(code_hash, "reached", lambda *_, **__: {})
     return move_workbook(folder, monkeypatch)
 
 
@@ -54,15 +70,20 @@ def run_one(name: str, **options) -> runner.Outcome:
 
 def sentence_of(outcome: runner.Outcome, status: str = "failed") -> str:
     """The one sentence in which a run that did not succeed says how to go on."""
-    assert outcome.status == status == runs.status(outcome.folder) and not runs.is_done(outcome.folder)
-    assert len(outcome.sentence.splitlines()) == 1 and f"nblib run {outcome.notebook}" in outcome.sentence
+    assert outcome.status == status == runs.status(outcome.folder) and not runs.is_done(
+        outcome.folder
+    )
+    assert (
+        len(outcome.sentence.splitlines()) == 1
+        and f"nblib run {outcome.notebook}" in outcome.sentence
+    )
     assert not (outcome.folder / "notebook.partial.ipynb").exists()
     return outcome.sentence
 
 
 def start(*arguments: str) -> subprocess.Popen:
     """`nblib` as a process of its own."""
-    command = [sys.executable, "-u", "-m", "nblib.cli", *arguments]
+    command = [sys.executable, "-u", "-m", "nbworkbook.cli", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 
@@ -74,4 +95,8 @@ def nblib(*arguments: str) -> tuple[int, str, str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -1,6 +1,8 @@
-"""The site that `make book` builds: without a warning, every link in it leads somewhere, nothing comes from a network.
+"""The site that `make book` builds: without a warning, every link in it leads somewhere, nothing
+comes from a network.
 
-Its packages are not in the lock. `make test-all` installs them; without them these tests are skipped.
+Its packages are not in the lock. `make test-all` installs them; without them these tests are
+skipped.
 """
 
 import re
@@ -17,7 +19,10 @@ from nblib import paths
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("myst_nb") is None, reason="needs the packages of docs/requirements.txt: make book"),
+    pytest.mark.skipif(
+        find_spec("myst_nb") is None,
+        reason="needs the packages of docs/requirements.txt: make book",
+    ),
 ]
 
 
@@ -43,7 +48,20 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def book(tmp_path_factory) -> Path:
     site, cache = tmp_path_factory.mktemp("book"), tmp_path_factory.mktemp("cache")
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", "docs", "-d", cache, "-q", "-W", "--keep-going"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-c",
+        "docs",
+        "-d",
+        cache,
+        "-q",
+        "-W",
+        "--keep-going",
+    ]
     built = subprocess.run([*command, ".", site], cwd=paths.root(), capture_output=True, text=True)
     assert built.returncode == 0 and not built.stderr, built.stderr
     return site
@@ -51,7 +69,9 @@ def book(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(book) -> dict[Path, Page]:
-    return {file: Page(file) for file in sorted(book.rglob("*.html")) if "_static" not in file.parts}
+    return {
+        file: Page(file) for file in sorted(book.rglob("*.html")) if "_static" not in file.parts
+    }
 
 
 def test_every_notebook_and_document_is_a_page(book, pages):
@@ -80,7 +100,9 @@ def test_no_page_loads_anything_from_a_network(pages):
         for address in page.loads:
             assert not re.match(r"(https?:)?//", address), f"{file.name}: {address}"
             if not address.startswith("data:"):
-                assert (file.parent / unquote(address.split("?")[0])).resolve().exists(), f"{file.name}: {address}"
+                assert (file.parent / unquote(address.split("?")[0])).resolve().exists(), (
+                    f"{file.name}: {address}"
+                )
 
 
 def test_formulas_are_formulas_and_a_phone_gets_its_width(book):

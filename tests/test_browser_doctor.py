@@ -1,5 +1,6 @@
-"""`%%doctor` as a person meets it, in a real JupyterLab and a real Chromium: a faulty cell, a healthy one, one that is
-interrupted."""
+"""`%%doctor` as a person meets it, in a real JupyterLab and a real Chromium: a faulty cell, a
+healthy one, one that is interrupted.
+"""
 
 import re
 
@@ -26,7 +27,12 @@ STEP = """    ids = batch()
     loss.backward()
     optimizer.step()"""
 BEGIN = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
-FAULTY = "%%doctor --steps 6\n" + BEGIN + "for step in range(8):\n" + STEP.format(clear="pass  # zero_grad is missing")
+FAULTY = (
+    "%%doctor --steps 6\n"
+    + BEGIN
+    + "for step in range(8):\n"
+    + STEP.format(clear="pass  # zero_grad is missing")
+)
 HEALTHY = "%%doctor --steps 6 --into report\n" + BEGIN + "for step in range(8):\n"
 HEALTHY += STEP.format(clear="optimizer.zero_grad()") + "\nloss.item()"
 LONG = "%%doctor --steps 6\n" + BEGIN + "while not Path('stop').exists():\n    time.sleep(0.2)\n"
@@ -44,11 +50,15 @@ def page_of(*codes: str) -> dict:
 
 
 def test_the_report_stands_under_the_cell(lab):
-    """Rich in the page; nothing of it is left in the cell below; an interrupted cell has its report as well."""
+    """Rich in the page; nothing of it is left in the cell below; an interrupted cell has its report
+    as well.
+    """
     with lab.open("mine", page_of(SET_UP, FAULTY, HEALTHY, LONG, PICTURE)) as page:
         shown = page.on_page.locator('.jp-OutputArea-output[data-mime-type="text/html"]')
         page.run_all()
-        page.until(lambda: shown.count() == 2, lambda: f"{shown.count()} reports are shown", seconds=300)
+        page.until(
+            lambda: shown.count() == 2, lambda: f"{shown.count()} reports are shown", seconds=300
+        )
         faulty, healthy = shown.all_inner_texts()
         assert "N1" in faulty and "zero_grad" in faulty and "nothing found" in healthy
         assert re.search(r"In\[2\], line \d+|cell 2, line \d+", faulty)
@@ -69,6 +79,9 @@ def test_the_report_stands_under_the_cell(lab):
         page.run_all()
         page.on_page.wait_for_timeout(1000)
         for _ in range(600):
-            if page.images.count() and not page.on_page.locator(".jp-InputPrompt", has_text="[*]").count():
+            if (
+                page.images.count()
+                and not page.on_page.locator(".jp-InputPrompt", has_text="[*]").count()
+            ):
                 break
             page.on_page.wait_for_timeout(100)

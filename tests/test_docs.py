@@ -1,4 +1,7 @@
-"""What stands in docs/ agrees with the code, and every link in prose leads somewhere. Nothing is asked of a network."""
+"""What stands in docs/ agrees with the code, and every link in prose leads somewhere.
+
+Nothing is asked of a network.
+"""
 
 import json
 import re
@@ -13,27 +16,42 @@ from nblib import paths
 
 ROOT = paths.root()
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("[ndto]*/**/*.md"), *ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("docs/*")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("[ndto]*/**/*.md"),
+        *ROOT.glob("notebooks/*.ipynb"),
+        *ROOT.glob("docs/*"),
+    ]
 )
-PAGES = sorted({page for page in PAGES if page.suffix in (".md", ".ipynb") and ".venv" not in page.parts})
+PAGES = sorted(
+    {page for page in PAGES if page.suffix in (".md", ".ipynb") and ".venv" not in page.parts}
+)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 PITFALLS = {p.id: p for p in catalogue()}
-CLAIMS = [pytest.param(c, id=f"{w.anchor}-{n}") for w in claims.WRITE_UPS for n, c in enumerate(w.claims)]
+CLAIMS = [
+    pytest.param(c, id=f"{w.anchor}-{n}") for w in claims.WRITE_UPS for n, c in enumerate(w.claims)
+]
 
 
 def prose(page: Path) -> str:
     """The markdown of a page, without code."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
-        text = "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
+        text = "\n\n".join(
+            "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"
+        )
     return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
 
 
 def anchors(page: Path) -> set[str]:
-    """What can follow the # in a link to it: the ids that headings get, and those that are written down."""
+    """What can follow the # in a link to it: the ids that headings get, and those that are written
+    down.
+    """
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
-        text = "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
+        text = "\n\n".join(
+            "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"
+        )
         return {claims.heading_id(heading) for heading in re.findall(r"^#+ (.+)$", text, re.M)}
     headings = re.findall(r"^#+ (.+)$", text, re.M)  # a forge makes lower case of those in a .md
     return {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings} | set(
@@ -58,7 +76,9 @@ def test_there_is_something_to_check():
 
 
 def test_the_page_of_claims_is_what_the_catalogue_and_the_notebooks_make_it():
-    assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == claims.page(), "run python -m lessons.claims"
+    assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == claims.page(), (
+        "run python -m lessons.claims"
+    )
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
@@ -85,7 +105,9 @@ def test_the_glossary_is_short_sorted_and_complete():
     text = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
     entries = re.findall(r'^<a id="([^"]+)"></a>\*\*([^*]+)\*\*\. (.+)$', text, re.M)
     assert len(entries) >= 40
-    assert [term.lower() for _, term, _ in entries] == sorted(term.lower() for _, term, _ in entries)
+    assert [term.lower() for _, term, _ in entries] == sorted(
+        term.lower() for _, term, _ in entries
+    )
     for anchor, term, meaning in entries:
         assert anchor == term.lower().replace(" ", "-")
         assert len(re.sub(r"\]\([^)]*\)", "", meaning).split()) <= 40, term

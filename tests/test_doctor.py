@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import loopdoctor
-from nblib import cli, doctor, models, text, train
+from nblib import doctor, models, text, train
+from nbworkbook import cli
 
 
 def test_every_public_name_is_passed_on():
@@ -39,7 +40,8 @@ def test_exit_codes_of_the_command(tmp_path, capsys):
     assert "nblib: argument --steps: '0' is not a whole number above 0" in capsys.readouterr().err
 
 
-TOKENS = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(0)).cumsum(0) % 96  # steps of 1 to 3
+# steps of 1 to 3
+TOKENS = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(0)).cumsum(0) % 96
 
 
 def prompts_left_out(batch: dict) -> dict:

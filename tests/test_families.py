@@ -1,11 +1,15 @@
-"""A model of another family ends a notebook well: it runs, or one sentence says why not before anything is trained."""
+"""A model of another family ends a notebook well: it runs, or one sentence says why not before
+anything is trained.
+"""
 
 import families
 import pytest
 import run_notebook
 
 pytestmark = [pytest.mark.slow]
-NO_PRODUCT = "the head must be one matrix product, but it makes logits from -99 to 99 into -29.9 to 29.9"
+NO_PRODUCT = (
+    "the head must be one matrix product, but it makes logits from -99 to 99 into -29.9 to 29.9"
+)
 ENDS = [  # every notebook once, and each refusal; families.py has all pairs
     ("01_freeze_and_adapters", "gpt2", {}, ""),
     ("10_lrc", "gpt2", {}, ""),
@@ -27,7 +31,9 @@ def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("families")
 
 
-@pytest.mark.parametrize("name, family, given, words", ENDS, ids=[f"{n}-{f}-{bool(g)}" for n, f, g, _ in ENDS])
+@pytest.mark.parametrize(
+    "name, family, given, words", ENDS, ids=[f"{n}-{f}-{bool(g)}" for n, f, g, _ in ENDS]
+)
 def test_a_notebook_runs_or_says_why_not(name, family, given, words, checkpoints, forked):
     outcome = families.in_process(name, family, checkpoints, given, forked)
     assert outcome.kind == (families.REFUSED if words else families.RAN), outcome.words
@@ -37,8 +43,13 @@ def test_a_notebook_runs_or_says_why_not(name, family, given, words, checkpoints
 def test_every_notebook_that_takes_a_model_is_in_the_table():
     folder = run_notebook.ROOT / "notebooks"
     every = sorted(path.stem for path in folder.glob("[0-9]*.ipynb"))
-    cells = {name: [source for tags, source in run_notebook.cells(name) if "parameters" in tags] for name in every}
-    assert list(families.NOTEBOOKS) == [name for name in every if any("\nmodel: str" in f"\n{c}" for c in cells[name])]
+    cells = {
+        name: [source for tags, source in run_notebook.cells(name) if "parameters" in tags]
+        for name in every
+    }
+    assert list(families.NOTEBOOKS) == [
+        name for name in every if any("\nmodel: str" in f"\n{c}" for c in cells[name])
+    ]
     assert {name for name, _, _, _ in ENDS} == set(families.NOTEBOOKS)
 
 
@@ -47,7 +58,8 @@ def test_a_sentence_that_comes_after_the_training_is_a_failure(checkpoints, monk
     from nblib import train
 
     monkeypatch.setattr(train, "steps", train.steps)
-    for table in ("SMALL", "SKIPPED", "INSTEAD"):  # which are changed in place, for a process of their own
+    # which are changed in place, for a process of their own
+    for table in ("SMALL", "SKIPPED", "INSTEAD"):
         monkeypatch.setattr(run_notebook, table, dict(getattr(run_notebook, table)))
 
     def late(name, **_):

@@ -1,4 +1,6 @@
-"""A file is the old one or the new one; what was written is on the device; a lock has one holder at a time."""
+"""A file is the old one or the new one; what was written is on the device; a lock has one holder at
+a time.
+"""
 
 import contextlib
 import json
@@ -7,9 +9,9 @@ import os
 import select
 import subprocess
 import sys
+import time
 
 import numpy
-import psutil
 import pytest
 import torch
 from bit_flips import flips
@@ -54,7 +56,10 @@ with files.replacing(Path({str(path)!r})) as partial:
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
     files.remove_partials(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9 and len(list(tmp_path.iterdir())) == 2
+    assert (
+        subprocess.run([sys.executable, "-c", code]).returncode == -9
+        and len(list(tmp_path.iterdir())) == 2
+    )
     files.write(path, "old")  # whoever writes it again sweeps too
     assert list(tmp_path.iterdir()) == [path]
     # of a process that had our number, as in a container that starts again
@@ -65,7 +70,12 @@ with files.replacing(Path({str(path)!r})) as partial:
 
 
 def test_only_what_dead_processes_left_is_removed(tmp_path):
-    for name in (f".step-1.{DEAD}.partial", f".step-1.{os.getpid()}.partial", f".other.{DEAD}.partial", "step-1"):
+    for name in (
+        f".step-1.{DEAD}.partial",
+        f".step-1.{os.getpid()}.partial",
+        f".other.{DEAD}.partial",
+        "step-1",
+    ):
         (tmp_path / name).write_text("")
     files.remove_partials(tmp_path, "step-*")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
@@ -73,7 +83,9 @@ def test_only_what_dead_processes_left_is_removed(tmp_path):
     )
 
 
-def test_content_is_on_the_device_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+def test_content_is_on_the_device_before_the_name_and_the_name_before_the_return(
+    tmp_path, monkeypatch
+):
     order = []
     fsync, replace = os.fsync, os.replace
 
@@ -87,7 +99,9 @@ def test_content_is_on_the_device_before_the_name_and_the_name_before_the_return
         (partial / "inside").mkdir(parents=True)
         (partial / "inside" / "weights").write_text("1")
     at = order.index("rename")
-    assert {"weights", "inside", partial.name} <= set(order[:at]) and order[at + 1 :] == [tmp_path.name]
+    assert {"weights", "inside", partial.name} <= set(order[:at]) and order[at + 1 :] == [
+        tmp_path.name
+    ]
 
 
 @pytest.mark.parametrize("place", ["a_file/run.json", "/proc/nblib/run.json"])
@@ -133,7 +147,13 @@ with files.locked(Path({str(tmp_path / "lock")!r}), waiting="waiting for the oth
 
 
 def test_json_stays_json():
-    values = {"loss": math.nan, "most": math.inf, "least": -math.inf, 3: (1, True, None), "t": torch.tensor([0.5])}
+    values = {
+        "loss": math.nan,
+        "most": math.inf,
+        "least": -math.inf,
+        3: (1, True, None),
+        "t": torch.tensor([0.5]),
+    }
     text = files.to_json(values | {"n": numpy.float64(2.0), "é": files.Path("a")})
     assert json.loads(text, parse_constant=pytest.fail) == {
         "loss": "nan", "most": "inf", "least": "-inf", "3": [1, True, None], "t": [0.5], "n": 2.0, "é": "a",
@@ -191,7 +211,10 @@ def test_no_write_follows_a_planted_link(tmp_path):
     (folder / "link.json").symlink_to(victim)
     files.write(folder / "link.json", "new")
     (folder / "lock").symlink_to(victim)
-    with pytest.raises(files.Unwritable, match="Cannot lock"), files.locked(folder / "lock", waiting=""):
+    with (
+        pytest.raises(files.Unwritable, match="Cannot lock"),
+        files.locked(folder / "lock", waiting=""),
+    ):
         pass
     (tmp_path / "victims").mkdir()
     (tmp_path / "victims" / "file").write_text("precious")
@@ -202,13 +225,13 @@ def test_no_write_follows_a_planted_link(tmp_path):
     assert (folder / "link.json").read_text() == "new" and not (folder / "model").is_symlink()
 
 
-def test_a_living_process_with_the_number_of_a_dead_one_keeps_nothing(tmp_path):
-    before, since = (tmp_path / f".{name}.{os.getpid()}.partial" for name in ("before", "since"))
-    for partial, when in ((before, psutil.Process().create_time() - 100), (since, psutil.Process().create_time() + 1)):
+def test_a_living_process_with_the_number_of_a_dead_one_keeps_it_for_a_day_at_most(tmp_path):
+    old, new = (tmp_path / f".{name}.{os.getpid()}.partial" for name in ("old", "new"))
+    for partial, age in ((old, files.DAY + 60), (new, files.DAY - 60)):
         partial.mkdir()
-        os.utime(partial, (when, when))
+        os.utime(partial, (time.time() - age,) * 2)
     files.remove_partials(tmp_path)
-    assert list(tmp_path.iterdir()) == [since]
+    assert list(tmp_path.iterdir()) == [new]
 
 
 def test_what_another_machine_writes_is_swept_by_nobody_else_for_a_day(tmp_path):
@@ -220,16 +243,63 @@ def test_what_another_machine_writes_is_swept_by_nobody_else_for_a_day(tmp_path)
     assert sorted(tmp_path.iterdir()) == [new, tmp_path / "run.json"]
 
 
-def test_a_replaced_folder_is_the_old_or_the_new_one_when_the_deletion_fails(tmp_path, monkeypatch):
-    for content in ("old", "new"):
-        with files.replacing(tmp_path / "model") as partial:
-            partial.mkdir()
-            (partial / "a").write_text(content)
-        monkeypatch.setattr(files, "_remove", lambda path: None)  # as if killed there
-    assert (tmp_path / "model" / "a").read_text() == "new"
-    monkeypatch.undo()
-    files.remove_partials(tmp_path)  # of dead processes only, and we are alive
-    assert len(list(tmp_path.iterdir())) == 2
+KILLED = """import os
+from pathlib import Path
+from nblib import files
+calls, replace = [], os.replace
+def die(source, target):
+    calls.append(target)
+    if len(calls) == NUMBER:
+        os.kill(os.getpid(), 9)
+    replace(source, target)
+with files.replacing(Path(FOLDER)) as partial:
+    partial.mkdir()
+    (partial / "a").write_text("new")
+    os.replace = die"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("next_step", ["sweep", "verify", "write"])
+def test_a_folder_that_was_to_be_replaced_is_there_again_after_a_kill(tmp_path, number, next_step):
+    """Killed before and after the old one lost its name."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    files.seal(folder)
+    os.utime(folder, (0, 0))  # it was written long ago
+    code = KILLED.replace("NUMBER", str(number)).replace("FOLDER", repr(str(folder)))
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert folder.exists() == (number == 1)
+    if next_step == "sweep":
+        files.remove_partials(tmp_path)
+    elif next_step == "verify":
+        assert files.verify(folder) == {"a"}
+    else:
+        with pytest.raises(KeyboardInterrupt), files.replacing(folder):
+            raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == [folder] and (folder / "a").read_text() == "old"
+
+
+def test_a_folder_that_is_being_replaced_is_left_to_its_writer(tmp_path):
+    left = tmp_path / f".model.{os.getpid()}@{files.HOST}.replaced"
+    left.mkdir()
+    files.remove_partials(tmp_path)
+    assert list(tmp_path.iterdir()) == [left]
+
+
+def test_an_error_between_the_two_names_leaves_the_old_folder(tmp_path, monkeypatch):
+    folder, replace = tmp_path / "model", os.replace
+    folder.mkdir()
+
+    def interrupted(source, target):
+        if str(source).endswith(".partial"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.replacing(folder) as partial:
+        partial.mkdir()
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.fixture
@@ -262,7 +332,10 @@ def test_every_flipped_bit_of_a_sealed_folder_is_noticed(sealed):
 @pytest.mark.parametrize(
     "manifest",
     [None, [], {}, {"weights": "x"}, {"weights": 1, "config": None}]
-    + [{"weights": "x", "config": "x", other: "x"} for other in ("more", "../victim", "/etc/hostname", "..")],
+    + [
+        {"weights": "x", "config": "x", other: "x"}
+        for other in ("more", "../victim", "/etc/hostname", "..")
+    ],
 )
 def test_a_manifest_that_names_other_files_verifies_nothing(sealed, manifest):
     (sealed / files.MANIFEST).write_text(json.dumps({"sha256": manifest}))
@@ -274,4 +347,7 @@ def test_a_manifest_that_names_other_files_verifies_nothing(sealed, manifest):
 
 def test_a_hash_is_of_the_content(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    assert files.sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (
+        files.sha256(tmp_path / "a")
+        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )

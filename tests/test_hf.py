@@ -1,4 +1,6 @@
-"""The Trainer with the loop's losses: its terms in the log, its evaluation, resume of experts and of adapters."""
+"""The Trainer with the loop's losses: its terms in the log, its evaluation, resume of experts and
+of adapters.
+"""
 
 import copy
 import json
@@ -11,7 +13,9 @@ from conftest import FP32
 
 from lessons.pitfalls import bench
 from nblib import hf, losses, models, text, train, wiring
-from nblib.methods import ard, ard_run, moe, param_groups
+from nblib.methods import ard, moe
+from nblib.methods.ard import adapter_files
+from nblib.methods.muon import groups
 
 
 @pytest.fixture
@@ -37,14 +41,16 @@ def steps_of(trainer) -> list[dict]:
 
 def by_trainer(model, folder, *, resume=None, steps=4, loss=None, **options):
     with bench.seeded(), bench.silent():
-        args = bench.arguments(str(folder), max_steps=steps, gradient_accumulation_steps=2, **options)
+        args = bench.arguments(
+            str(folder), max_steps=steps, gradient_accumulation_steps=2, **options
+        )
         trainer = hf.Trainer(
             model=model,
             args=args,
             train_dataset=Rows(),
             eval_dataset=Rows(),
             loss=loss,
-            make_optimizer=lambda m: param_groups.Together(param_groups.optimizers(m, lr=0.02, adamw_lr=3e-3)),
+            make_optimizer=lambda m: groups.Together(groups.optimizers(m, lr=0.02, adamw_lr=3e-3)),
         )
         trainer.train(resume_from_checkpoint=resume)
         eval_loss = trainer.evaluate()["eval_loss"]
@@ -61,14 +67,17 @@ def routed_loss():
 def test_the_trainer_has_the_terms_and_evaluation_has_not(mixture, tmp_path):
     trainer, log, eval_loss = by_trainer(mixture, tmp_path, loss=routed_loss())
     for line in log:
-        assert line["loss"] == pytest.approx(line["ce_loss"] + line["balance_loss"] + line["z_loss"], rel=1e-3)
+        assert line["loss"] == pytest.approx(
+            line["ce_loss"] + line["balance_loss"] + line["z_loss"], rel=1e-3
+        )
         assert 0.09 < line["balance_loss"] < 0.2  # 0.1 x about 1, whatever the micro-batches
     sums, tokens = 0.0, 0
     for i in range(16):
         item = {name: t[None] for name, t in Rows()[i].items()}
         sums += float(losses.causal_lm(trainer.model.eval(), item)["ce"])
         tokens += int(losses.supervised(item["labels"]))
-    # transformers averages evaluation batches of 8 rows by rows, so equal up to the batches' different weights
+    # transformers averages evaluation batches of 8 rows by rows, so equal up to the batches'
+    # different weights
     assert eval_loss == pytest.approx(sums / tokens, rel=2e-2)
 
 
@@ -92,7 +101,9 @@ def test_the_trainers_resume_brings_the_experts_back(mixture, tmp_path):
     with torch.no_grad():
         for p in other.parameters():
             p.normal_()
-    resumed, rest, _ = by_trainer(other, tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-2"), **options)
+    resumed, rest, _ = by_trainer(
+        other, tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-2"), **options
+    )
     for (name, p), q in zip(straight.model.named_parameters(), resumed.model.parameters()):
         assert torch.equal(p, q), name
     for kind in ("loss", "ce_loss", "balance_loss"):
@@ -100,15 +111,21 @@ def test_the_trainers_resume_brings_the_experts_back(mixture, tmp_path):
 
 
 def test_a_models_own_auxiliary_loss_does_not_count_beside_ours(mixture, tmp_path):
-    """With `output_router_logits` the model adds a balance of its own to its loss; a loss that is given replaces it."""
+    """With `output_router_logits` the model adds a balance of its own to its loss; a loss that is
+    given replaces it.
+    """
     plain, log, _ = by_trainer(copy.deepcopy(mixture), tmp_path, loss=routed_loss())
     mixture.config.output_router_logits = True
     other, again, _ = by_trainer(mixture, tmp_path, loss=routed_loss())
-    assert "auxiliary_loss" not in again[0] and [a["loss"] for a in again] == [a["loss"] for a in log]
+    assert "auxiliary_loss" not in again[0] and [a["loss"] for a in again] == [
+        a["loss"] for a in log
+    ]
     for (name, p), q in zip(plain.model.named_parameters(), other.model.parameters()):
         assert torch.equal(p, q), name
     _, without, _ = by_trainer(mixture, tmp_path, steps=1)
-    assert without[0]["loss"] == pytest.approx(without[0]["ce_loss"] + without[0]["auxiliary_loss"], rel=1e-6)
+    assert without[0]["loss"] == pytest.approx(
+        without[0]["ce_loss"] + without[0]["auxiliary_loss"], rel=1e-6
+    )
     assert without[0]["auxiliary_loss"] > 0
 
 
@@ -129,7 +146,12 @@ def test_the_trainer_takes_a_four_bit_base(stream, tmp_path):
     models.tiny(256, hidden=64, layers=2).save_pretrained(tmp_path)
     model = ard.attach(models.load(str(tmp_path), four_bit=True).train(), rank=4, alpha=8)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    hf.Trainer(model, arguments(tmp_path / "run"), train_dataset=items(stream), loss=ard.loss(model, beta=0.01)).train()
+    hf.Trainer(
+        model,
+        arguments(tmp_path / "run"),
+        train_dataset=items(stream),
+        loss=ard.loss(model, beta=0.01),
+    ).train()
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == set(wiring.trainable(model))
 
@@ -144,7 +166,9 @@ def test_the_trainer_and_the_loop_are_the_same_step(stream, tmp_path, monkeypatc
         loss = ard.loss(model, beta=0.05, warmup=6, optimizer=adamw, language=language)
         if kind == "loop":
             rows = text.fixed_rows(stream, length=32)
-            batches = iter([{"input_ids": rows[i : i + 4], "labels": rows[i : i + 4]} for i in range(0, 16, 4)])
+            batches = iter(
+                [{"input_ids": rows[i : i + 4], "labels": rows[i : i + 4]} for i in range(0, 16, 4)]
+            )
             options = dict(total=2, accumulate=2, machine=FP32, clip=0)
             records[kind] = train.fit(model, batches, adamw, loss=loss, **options)
         else:
@@ -157,25 +181,31 @@ def test_the_trainer_and_the_loop_are_the_same_step(stream, tmp_path, monkeypatc
                 loss=loss,
                 optimizers=(adamw, None),
             )
-            trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(items(stream))
+            trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(
+                items(stream)
+            )
             trainer.train()
             records[kind] = steps_of(trainer)
     for name in ("ce", "kl"):
         loop = [r[name] for r in records["loop"]]
-        assert loop == pytest.approx([line[f"{name}_loss"] for line in records["Trainer"]], rel=1e-4)
+        assert loop == pytest.approx(
+            [line[f"{name}_loss"] for line in records["Trainer"]], rel=1e-4
+        )
 
 
 def test_save_and_load_take_the_place_of_save_pretrained(stream, tmp_path):
     model = adapted(wake=False)
     adamw = train.adamw(model, lr=1e-2)
     options = dict(loss=ard.loss(model, beta=0.05, optimizer=adamw), optimizers=(adamw, None))
-    options |= dict(train_dataset=items(stream), save=ard_run.save, load=ard_run.load)
+    options |= dict(train_dataset=items(stream), save=adapter_files.save, load=adapter_files.load)
     hf.Trainer(model, arguments(tmp_path, save_strategy="steps", save_steps=2), **options).train()
     folder = tmp_path / "checkpoint-2"
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 2
-    assert (folder / ard_run.FILE).exists() and not (folder / "model.safetensors").exists()
-    again = ard_run.load(models.tiny(256, hidden=64, layers=2), folder)
+    assert (folder / adapter_files.FOLDER).exists() and not (folder / "model.safetensors").exists()
+    again = adapter_files.load(models.tiny(256, hidden=64, layers=2), folder)
     assert int(again.ard_steps) == 2
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True)
+    )
     with pytest.raises(ValueError, match="save, load: give both or neither"):
-        hf.Trainer(model, arguments(tmp_path), save=ard_run.save)
+        hf.Trainer(model, arguments(tmp_path), save=adapter_files.save)

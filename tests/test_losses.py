@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutput
 
 from nblib import losses, memory, models
-from nblib.methods import objective
+from nblib.batch import Batch
+from nblib.methods.distill import objective
 
 
 def _leaves(n=37, d=16, v=53, dtype=torch.float64):
@@ -79,7 +80,9 @@ def test_autocast_keeps_the_loss_in_fp32():
 
 
 def test_the_heads_gradient_in_slices_of_the_vocabulary_is_that_of_the_whole(monkeypatch):
-    """In a low precision, where each slice is added to the sum in fp32; no slice is wider than asked for."""
+    """In a low precision, where each slice is added to the sum in fp32; no slice is wider than
+    asked for.
+    """
     h, w = torch.randn(24, 8), torch.randn(50, 8, requires_grad=True)
     y = torch.randint(50, (24,))
     gradients, largest = [], []
@@ -96,8 +99,11 @@ def test_the_heads_gradient_in_slices_of_the_vocabulary_is_that_of_the_whole(mon
 
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_the_model_loss_equals_transformers_own(family):
-    """Every family, tied head, ragged labels: loss and gradients as `model(labels=...)` gives them."""
-    model = models.tiny(128, family=family, hidden=32, layers=2, heads=2).eval()  # GPT-2 has dropout
+    """Every family, tied head, ragged labels: loss and gradients as `model(labels=...)` gives
+    them.
+    """
+    # GPT-2 has dropout
+    model = models.tiny(128, family=family, hidden=32, layers=2, heads=2).eval()
     ids = torch.randint(128, (3, 20))
     labels = ids.masked_fill(torch.rand(3, 20) < 0.4, losses.IGNORED)
     assert losses.backbone_and_head(model) is not None
@@ -123,32 +129,56 @@ def test_a_wrapped_head_falls_back_to_the_logits():
     torch.testing.assert_close(ours, model(input_ids=ids, labels=ids).loss)
 
 
-SHAPE = dict(vocab_size=64, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48)
+SHAPE = dict(
+    vocab_size=64,
+    hidden_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=48,
+)
 SHAPE |= dict(pad_token_id=0, eos_token_id=1, bos_token_id=2)
 MAMBA = dict(mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=8)
 GRIFFIN = dict(lru_width=32, head_dim=16, attention_window_size=16)
 AROUND = {  # each by a name of its own in its config: the logits -99 and 99 become these
-    "soft cap": (lambda: tf.Gemma2Config(**SHAPE, num_hidden_layers=2, head_dim=16), "-29.9 to 29.9"),
-    "FalconH1": (lambda: tf.FalconH1Config(**SHAPE, num_hidden_layers=2, lm_head_multiplier=0.3, **MAMBA), "29.7"),
-    "RecurrentGemma": (lambda: tf.RecurrentGemmaConfig(**SHAPE, logits_soft_cap=0.5, **GRIFFIN), "-0.5 to 0.5"),
-    "Granite": (lambda: tf.GraniteConfig(**SHAPE, num_hidden_layers=2, logits_scaling=8.0), "-12.4 to 12.4"),
+    "soft cap": (
+        lambda: tf.Gemma2Config(**SHAPE, num_hidden_layers=2, head_dim=16),
+        "-29.9 to 29.9",
+    ),
+    "FalconH1": (
+        lambda: tf.FalconH1Config(**SHAPE, num_hidden_layers=2, lm_head_multiplier=0.3, **MAMBA),
+        "29.7",
+    ),
+    "RecurrentGemma": (
+        lambda: tf.RecurrentGemmaConfig(**SHAPE, logits_soft_cap=0.5, **GRIFFIN),
+        "-0.5 to 0.5",
+    ),
+    "Granite": (
+        lambda: tf.GraniteConfig(**SHAPE, num_hidden_layers=2, logits_scaling=8.0),
+        "-12.4 to 12.4",
+    ),
     "Cohere": (lambda: tf.CohereConfig(**SHAPE, num_hidden_layers=2), "-6.19 to 6.19"),
 }
 
 
 @pytest.mark.parametrize("name", AROUND)
 def test_a_model_that_scales_or_caps_its_logits_gets_its_own_loss(name):
-    """The loss is that of its own logits, and what needs a plain head is refused with what the model does to them."""
+    """The loss is that of its own logits, and what needs a plain head is refused with what the
+    model does to them.
+    """
     config, becomes = AROUND[name]
     model = tf.AutoModelForCausalLM.from_config(config()).eval()
     ids = torch.randint(3, 64, (2, 8))
     ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / 14
     torch.testing.assert_close(ours, model(input_ids=ids, labels=ids, use_cache=False).loss)
-    with pytest.raises(ValueError, match=f"{type(model).__name__}: the head must be one .*{becomes}") as refused:
+    with pytest.raises(
+        ValueError, match=f"{type(model).__name__}: the head must be one .*{becomes}"
+    ) as refused:
         losses.backbone_and_head(model, needed=True)
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="the head must be one matrix product"):
-        objective.from_teacher(models.as_teacher(model))(models.tiny(64, hidden=32, layers=1, heads=2), {"labels": ids})
+        objective.from_teacher(models.as_teacher(model))(
+            models.tiny(64, hidden=32, layers=1, heads=2), {"labels": ids}
+        )
 
 
 def test_a_model_of_ones_own_that_changes_what_its_head_is_given_is_seen():
@@ -169,7 +199,9 @@ def test_a_model_of_ones_own_that_changes_what_its_head_is_given_is_seen():
 
 
 def test_the_head_is_asked_once_and_not_by_the_model(monkeypatch):
-    """No block runs for the question: no dropout is drawn, no hook is called, nothing of a card is read."""
+    """No block runs for the question: no dropout is drawn, no hook is called, nothing of a card is
+    read.
+    """
     model, calls = models.tiny(64, family="gpt2", hidden=32, layers=1, heads=2).train(), []
     for module in model.modules():
         module.register_forward_hook(lambda *_: calls.append(1))
@@ -182,7 +214,9 @@ def test_the_head_is_asked_once_and_not_by_the_model(monkeypatch):
 
 @pytest.mark.slow
 def test_memory_at_a_real_vocabulary():
-    """151,936 entries, 2,048 tokens, hidden 64, fp32: at most 0.3 GiB over the inputs, and not slower."""
+    """151,936 entries, 2,048 tokens, hidden 64, fp32: at most 0.3 GiB over the inputs, and not
+    slower.
+    """
     import time
 
     h = torch.randn(2048, 64, requires_grad=True)
@@ -198,22 +232,41 @@ def test_memory_at_a_real_vocabulary():
         with memory.peak() as peak:
             loss().backward()
         figures[name] = (peak.gib, time.perf_counter() - started)
-        print(f"{name}: peak {peak.gib:.2f} GiB over the inputs ({peak.source}), {figures[name][1]:.1f} s")
+        print(
+            f"{name}: peak {peak.gib:.2f} GiB over the inputs ({peak.source}), {figures[name][1]:.1f} s"
+        )
     assert figures["chunked"][0] < 0.3
     assert figures["plain"][0] > 2.5  # the measurement sees what it should
     assert figures["chunked"][1] < figures["plain"][1]
 
 
-@pytest.mark.parametrize("whole, positions", [(True, False), (False, False), (None, False), (True, True)])
+@pytest.mark.parametrize("whole, positions", [(True, False), (False, False), (True, True)])
 def test_a_mask_that_leaves_nothing_out_does_not_reach_the_model(whole, positions):
     """Nor are positions asked for packed rows, unless the batch brings its own."""
     from transformers import masking_utils
 
     asked, ask = {}, masking_utils.find_packed_sequence_indices
     ids, mask = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4)
-    if whole is not None:
-        mask.whole = whole
-    batch = {"input_ids": ids, "labels": ids, "attention_mask": mask} | ({"position_ids": ids} if positions else {})
-    losses.forward(lambda **inputs: asked.update(inputs, packed=masking_utils.find_packed_sequence_indices), batch)
-    assert ("attention_mask" in asked) == (whole is not True) and "labels" not in asked
-    assert (asked["packed"] is ask) == positions and masking_utils.find_packed_sequence_indices is ask
+    if not whole:
+        mask[0, 3] = 0
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": mask}
+    if positions:
+        batch["position_ids"] = ids
+
+    def model(**inputs):
+        asked.update(inputs, packed=masking_utils.find_packed_sequence_indices)
+
+    losses.forward(model, Batch.of(batch))
+    assert ("attention_mask" in asked) == (not whole) and "labels" not in asked
+    assert (
+        asked["packed"] is ask
+    ) == positions and masking_utils.find_packed_sequence_indices is ask
+
+
+def test_an_ignored_row_has_no_loss_and_no_gradient():
+    logits, targets = torch.randn(5, 7), torch.tensor([3, losses.IGNORED, 0, 6, losses.IGNORED])
+    leaf = logits.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(leaf, targets, reduction="sum").backward()
+    values, gradient = losses.cross_entropy_rows(logits.clone(), targets)
+    assert values[1] == values[4] == 0
+    torch.testing.assert_close(gradient, leaf.grad)

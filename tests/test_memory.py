@@ -1,8 +1,5 @@
-"""Predicted bytes against measured ones, peaks against known sizes."""
+"""Predicted bytes against counted ones, peaks against known sizes."""
 
-import ast
-import mmap
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,21 +8,23 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
-from lessons import goose
-from nblib import cli, compiling, memory, models, runtime, text, train, wiring
-from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
+from nblib import compiling, memory, models, runtime, text, train, wiring
+from nblib.methods import ard, goose, lrc, moe
+from nblib.methods.distill import objective, teacher_cache
+from nblib.methods.muon import groups
+from nbworkbook import cli
 
-VOCABULARY = 32_768
+VOCABULARY = 8192
 
 
 def config():
-    config = models.tiny(64, hidden=512, layers=4).config
+    config = models.tiny(64, hidden=256, layers=4).config
     config.vocab_size = VOCABULARY
     return config
 
 
 def measure(config, *, rank=0, checkpointing=False, optimizer="adamw", **options) -> int:
-    """The kernel's word on two steps of a real model, adapters by peft."""
+    """The peak of two steps of a real model, adapters by peft."""
     import peft
 
     with memory.peak() as peak:
@@ -55,29 +54,31 @@ def measure(config, *, rank=0, checkpointing=False, optimizer="adamw", **options
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "plain",
 )
 @pytest.mark.slow
-def test_the_prediction_is_within_15_percent_of_the_measured_peak(options, forked):
+def test_the_prediction_is_within_a_percent_of_the_peak_of_real_steps(options):
     kinds = memory.estimate(config(), rows=4, length=256, **options)
-    out = forked([__file__, repr(options)])  # what earlier tests left in the allocator would count
-    assert out.returncode == 0, out.stderr[-2000:]
-    measured = int(out.stdout.split()[-1])
+    measured = measure(config(), **options)
     print(f"predicted {kinds['peak'] / 1e6:.1f} MB, measured {measured / 1e6:.1f}")
-    assert abs(kinds["peak"] / measured - 1) < 0.15
+    assert abs(kinds["peak"] / measured - 1) < 0.01
     if not options.get("checkpointing"):  # else the peak also holds the block that is recomputed
         assert kinds["peak"] < sum(kinds.values()) - kinds["peak"]
 
 
 def test_kinds_are_what_can_be_counted_by_hand():
     kinds = memory.estimate(config(), rows=2, length=64)
-    count = models.count(models.tiny(VOCABULARY, hidden=512, layers=4))["all"]
+    count = models.count(models.tiny(VOCABULARY, hidden=256, layers=4))["all"]
     assert kinds["gradients"] == 4 * count and kinds["weights"] >= 4 * count
     assert 8 * count <= kinds["optimizer"] < 8 * count + 1000
     assert memory.estimate(config(), rows=2, length=64, optimizer="sgd")["optimizer"] == 0
-    assert memory.estimate(config(), rows=2, length=64, checkpointing=True)["activations"] < kinds["activations"] / 4
+    assert (
+        memory.estimate(config(), rows=2, length=64, checkpointing=True)["activations"]
+        < kinds["activations"] / 4
+    )
 
 
 def test_adapters_of_gpt2_are_counted():
     gpt2 = models.tiny(64, family="gpt2", hidden=64, layers=2).config
-    sides = sum(sum(wiring.shape(m)) for m in wiring.select(tf.GPT2LMHeadModel(gpt2)).values())  # in + out of each
+    # in + out of each
+    sides = sum(sum(wiring.shape(m)) for m in wiring.select(tf.GPT2LMHeadModel(gpt2)).values())
     assert memory.estimate(gpt2, rows=1, length=8, rank=3)["gradients"] == 4 * 3 * sides > 0
 
 
@@ -90,31 +91,44 @@ def test_an_estimate_leaves_the_random_state_alone():
 def test_the_command_prints_every_kind(capsys):
     assert cli.main(["estimate", "--rows", "2", "--rank", "4", "--checkpointing"]) == 0
     out = capsys.readouterr().out
-    assert all(kind in out for kind in ("weights", "optimizer", "gradients", "activations", "logits", "peak"))
+    assert all(
+        kind in out
+        for kind in ("weights", "optimizer", "gradients", "activations", "logits", "peak")
+    )
 
 
-def test_a_peak_counts_what_is_freed_again_and_many_middling_tensors():
+def test_a_peak_counts_what_is_freed_again_once():
+    there = torch.ones(2**20)
     with memory.peak() as peak:
         for _ in range(4):  # freed and made again: once, not four times
-            held = [torch.ones(2**18) for _ in range(256)]  # much more than other threads of the process may hold
+            held = [torch.ones(2**18) for _ in range(256)]
             del held
-    assert 0.95 < peak.bytes / 2**28 < 1.1
+        there.mul_(2)[:7].add_(1)  # no new memory, and what was there before
+    assert peak.bytes == 2**28 and peak.source == "counted tensors"
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells pages of files apart")
-def test_pages_of_files_are_not_counted(tmp_path):
-    """As those of a library's code, which come back when the kernel has dropped them."""
-    (tmp_path / "library").write_bytes(bytes(2**26))
-    with open(tmp_path / "library", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
-        with memory.peak() as peak:
-            held = torch.ones(2**24)
-            assert not any(pages[:: mmap.PAGESIZE]) and len(held)
-    assert 0.95 < peak.bytes / 2**26 < 1.2
+def test_a_peak_forgets_what_came_before_and_not_what_is_still_held():
+    with memory.peak() as peak:
+        held = torch.ones(1000)
+        torch.ones(9000)
+        peak.forget()
+        torch.ones(500)
+    assert peak.bytes == 4 * 1500 and len(held)
+
+
+def test_a_peak_counts_the_backward_pass_and_the_optimizer():
+    model = torch.nn.Linear(100, 100, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with memory.peak() as peak:
+        model(torch.zeros(1, 100)).sum().backward()
+        optimizer.step()
+    moments_and_gradient = 3 * 4 * 100 * 100
+    assert moments_and_gradient <= peak.bytes < moments_and_gradient + 2000
 
 
 def test_an_account_counts_storages_and_not_views():
     old = torch.ones(1000)
-    with memory.Account([old]) as account:
+    with memory.Account() as account:
         new = torch.ones(1000)
         views = [new[:10], new.view(10, 100), old[5:]]
         assert account.live == 4000
@@ -122,7 +136,41 @@ def test_an_account_counts_storages_and_not_views():
     assert account.live == 0 and account.most == 4000
 
 
-# ------------------------------------------------------------------- every method, against the loop's own steps
+def test_an_account_follows_a_storage_that_is_resized():
+    """As those of FSDP, which hold the weights of a block while it computes."""
+    resize, before = torch.UntypedStorage.resize_, torch.ones(1000)
+    with memory.Account() as account:
+        new = torch.empty(500)
+        before.untyped_storage().resize_(0)
+        assert account.live == 2000 - 4000
+        before.untyped_storage().resize_(8000)
+        new.untyped_storage().resize_(1000)
+        assert account.live == 1000 + 4000 and account.most == 2000 + 4000
+        del new
+        assert account.live == 4000
+    assert torch.UntypedStorage.resize_ is resize
+
+
+def test_an_account_counts_the_part_of_a_cut_tensor_that_is_here(tmp_path):
+    """A DTensor says the size of the whole; here one process of two is played."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        part = DTensor.from_local(torch.ones(100, 10), mesh, [Shard(0)])
+        assert part.shape == (200, 10)
+        with memory.Account() as account:
+            twice = part * 2
+            assert twice.shape == (200, 10) and account.live == 4000
+            part.add_(1)
+        assert account.most == 4000
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ------------------------------------------------------- every method, against the loop's own steps
 
 WORDS, ROWS, LENGTH = 4096, 4, 64
 STREAM = torch.randint(0, WORDS, (4000,), generator=torch.Generator().manual_seed(0))
@@ -141,7 +189,7 @@ def live(model):
     return objective.from_teacher(models.as_teacher(memory.build(small(256))), ce=0.5)
 
 
-MIXTURE = dict(loss=lambda model: moe.loss(), optimizer=param_groups.optimizers)
+MIXTURE = dict(loss=lambda model: moe.loss(), optimizer=groups.optimizers)
 CASES = {
     "dense fp32": dict(),
     "dense bf16": dict(precision="bf16"),
@@ -149,9 +197,13 @@ CASES = {
     "accumulated": dict(accumulate=3),
     "LoRA": dict(rank=8),
     "LRC": dict(attach=partial(lrc.attach, init="kaiming")),
-    "ARD": dict(attach=partial(ard.attach, rank=8, alpha=8.0), loss=lambda model: ard.loss(model, beta=1e-3)),
+    "ARD": dict(
+        attach=partial(ard.attach, rank=8, alpha=8.0), loss=lambda model: ard.loss(model, beta=1e-3)
+    ),
     "4 bits and LoRA": dict(four_bit=True, rank=8),
-    "4 bits and LoRA, bf16, checkpointed": dict(four_bit=True, rank=8, precision="bf16", checkpointing=True),
+    "4 bits and LoRA, bf16, checkpointed": dict(
+        four_bit=True, rank=8, precision="bf16", checkpointing=True
+    ),
     "4 bits and ARD": dict(
         four_bit=True,
         attach=partial(ard.attach, rank=8, alpha=8.0),
@@ -168,14 +220,22 @@ CASES = {
 }
 
 
-def counted(config, data, *, rank=0, attach=None, four_bit=False, checkpointing=False, **options) -> int:
-    """Bytes alive at most in the third step of the loop, every storage since before the model counted."""
+def counted(
+    config, data, *, rank=0, attach=None, four_bit=False, checkpointing=False, **options
+) -> int:
+    """Bytes alive at most in the third step of the loop, every storage since before the model
+    counted.
+    """
     import bitsandbytes
     import peft
 
     def packed(_, base):
-        four = bitsandbytes.nn.Linear4bit(base.in_features, base.out_features, bias=False, quant_type="nf4")
-        four.weight = bitsandbytes.nn.Params4bit(base.weight.detach(), quant_type="nf4", module=four).to("cpu")
+        four = bitsandbytes.nn.Linear4bit(
+            base.in_features, base.out_features, bias=False, quant_type="nf4"
+        )
+        four.weight = bitsandbytes.nn.Params4bit(
+            base.weight.detach(), quant_type="nf4", module=four
+        ).to("cpu")
         four.compute_dtype, four.compute_type_is_set = torch.float32, True
         return four
 
@@ -197,7 +257,8 @@ def counted(config, data, *, rank=0, attach=None, four_bit=False, checkpointing=
         optimizers = options.get("optimizer", partial(train.adamw, lr=1e-3))(model)
 
         def again(record) -> None:
-            account.most = account.live if record["step"] < 3 else account.most
+            if record["step"] < 3:
+                account.forget()
 
         train.fit(
             model,
@@ -217,7 +278,9 @@ def both(case: str, folder: Path) -> tuple[int, int]:
     options = dict(CASES[case])
     family, data = options.pop("family", "qwen3"), batches()
     config = (
-        goose.tiny(WORDS, hidden=128, layers=2, length=LENGTH).config if family == "goose" else small(family=family)
+        goose.tiny(WORDS, hidden=128, layers=2, length=LENGTH).config
+        if family == "goose"
+        else small(family=family)
     )
     real = dict(options)
     if options.get("loss") == "cached":
@@ -226,24 +289,34 @@ def both(case: str, folder: Path) -> tuple[int, int]:
         machine = runtime.Machine(torch.device("cpu"), "fp32", "a test")
         cache = teacher_cache.make(folder, teacher, batches(), machine=machine, **made)
         data = teacher_cache.Cached(batches(), cache)
-        shapes = {name: (t.shape, t.dtype) for name, t in next(teacher_cache.Cached(batches(), cache)).items()}
+        shapes = {
+            name: (t.shape, t.dtype)
+            for name, t in next(teacher_cache.Cached(batches(), cache)).items()
+        }
 
         def answered(model):
-            answers = {name: torch.empty(s, dtype=d) for name, (s, d) in shapes.items() if name in teacher_cache.KEYS}
+            answers = {
+                name: torch.empty(s, dtype=d)
+                for name, (s, d) in shapes.items()
+                if name in teacher_cache.KEYS
+            }
             told = objective.from_teacher(cache, ce=0.5)
             return lambda model, batch: told(model, batch | answers)
 
-        options["loss"], real["loss"] = answered, lambda model: objective.from_teacher(cache, ce=0.5)
+        options["loss"], real["loss"] = (
+            answered,
+            lambda model: objective.from_teacher(cache, ce=0.5),
+        )
     estimated = memory.estimate(config, rows=ROWS, length=LENGTH, **options)["peak"]
     return estimated, counted(config, data, **real)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_the_estimate_is_within_15_percent_of_a_counted_step_of_the_loop(case, tmp_path):
+def test_the_estimate_is_within_a_percent_of_a_counted_step_of_the_loop(case, tmp_path):
     estimated, real = both(case, tmp_path / "cache")
     print(f"{case:42s} {estimated / 1e6:8.2f} {real / 1e6:8.2f} MB {estimated / real:6.3f}")
-    assert abs(estimated / real - 1) < 0.15, (estimated, real)
+    assert abs(estimated / real - 1) < 0.01, (estimated, real)
 
 
 def test_rows_fill_the_card_and_the_batch_stays(capsys):
@@ -260,7 +333,10 @@ def test_rows_fill_the_card_and_the_batch_stays(capsys):
         assert len(sizes) == len(set(sizes)) <= 4
     assert "rows 32 x 2: 42.0 of 80.0 GB by estimate" in capsys.readouterr().out
     assert memory.fit(need, room=int(80e9), beside=int(40e9), **ask) == (16, 4)
-    with pytest.raises(ValueError, match="not even one row fits, it needs 11.0 GB by estimate, and 90% of the 10.0 GB"):
+    with pytest.raises(
+        ValueError,
+        match="not even one row fits, it needs 11.0 GB by estimate, and 90% of the 10.0 GB",
+    ):
         memory.fit(need, room=int(10e9), **ask)
 
 
@@ -277,7 +353,3 @@ def test_rows_that_are_given_and_a_cpu_need_no_estimate(capsys):
 def test_a_model_in_which_nothing_trains_is_refused():
     with pytest.raises(ValueError, match="nothing trains"):
         memory.estimate(small(), rows=1, length=8, four_bit=True)
-
-
-if __name__ == "__main__":
-    print(measure(config(), **ast.literal_eval(sys.argv[1])))

@@ -1,7 +1,9 @@
-"""The pieces of a mixture's training on each family that transformers has: routers, placement, balance, Muon, resume.
+"""The pieces of a mixture's training on each family that transformers has: routers, placement,
+balance, Muon, resume.
 
-Each family names and stores its experts in its own way: stacked or transposed, with biases, with shared experts, groups
-of experts, sigmoid scores, state spaces between them. What cannot be read is refused in one sentence.
+Each family names and stores its experts in its own way: stacked or transposed, with biases, with
+shared experts, groups of experts, sigmoid scores, state spaces between them. What cannot be read is
+refused in one sentence.
 """
 
 import pytest
@@ -11,9 +13,10 @@ import transformers as tf
 from conftest import FP32
 from mixtures import FAMILIES, SIZES, mixture
 
-from lessons import audit_weights, group_audit
 from nblib import runtime, text, train
-from nblib.methods import moe, param_groups
+from nblib.methods import moe
+from nblib.methods.muon import audit, groups
+from nbworkbook import audit_weights
 
 pytestmark = [pytest.mark.slow]
 EXTRA = {"phimoe": dict(num_local_experts=8, num_experts_per_tok=2)}
@@ -25,7 +28,9 @@ def build(family: str, *, seed: int = 0):
     if family in FAMILIES:
         return mixture(family, seed=seed)
     with runtime.seeded(seed):
-        return tf.AutoModelForCausalLM.from_config(tf.AutoConfig.for_model(family, **SIZES, **EXTRA[family])).train()
+        return tf.AutoModelForCausalLM.from_config(
+            tf.AutoConfig.for_model(family, **SIZES, **EXTRA[family])
+        ).train()
 
 
 @pytest.fixture(params=EVERY)
@@ -55,19 +60,29 @@ def test_every_router_is_found_and_says_what_it_chose(family, ids):
         assert float(moe.load(r.chosen, EXPERTS).sum()) == pytest.approx(1)
     counted = moe.sizes(model)
     assert 0 < counted["of the experts"] < counted["parameters"]
-    assert counted["parameters"] - counted["active"] == counted["of the experts"] * (EXPERTS - K) // EXPERTS
+    assert (
+        counted["parameters"] - counted["active"]
+        == counted["of the experts"] * (EXPERTS - K) // EXPERTS
+    )
 
 
 def test_every_parameter_is_in_the_optimizer_that_it_belongs_in(family):
     """Experts are stacks and go to Muon; routers, embeddings, norms and biases do not."""
     model = build(family)
-    assigned, named = param_groups.assign(model), dict(model.named_parameters())
-    assert all(row.right for row in group_audit.audit(model, param_groups.optimizers(model)))
+    assigned, named = groups.assign(model), dict(model.named_parameters())
+    assert all(row.right for row in audit.audit(model, groups.optimizers(model)))
     stacks = [n for n, a in assigned.items() if a.reason.startswith("stacked experts")]
-    assert len(stacks) == 2 * LAYERS and all(named[n].ndim == 3 and assigned[n].optimizer == "Muon" for n in stacks)
+    assert len(stacks) == 2 * LAYERS and all(
+        named[n].ndim == 3 and assigned[n].optimizer == "Muon" for n in stacks
+    )
     routers = {id(p) for router in moe.routers(model).values() for p in router.parameters()}
     for name, a in assigned.items():
-        tabled = id(named[name]) in routers or "embed" in name or "lm_head" in name or named[name].ndim < 2
+        tabled = (
+            id(named[name]) in routers
+            or "embed" in name
+            or "lm_head" in name
+            or named[name].ndim < 2
+        )
         assert not (tabled or name.endswith("bias")) or a.optimizer == "AdamW", (name, a)
         assert a.optimizer == "AdamW" or named[name].ndim in (2, 3)
 
@@ -96,9 +111,13 @@ def batches():
 def trained(family, folder=None, *, total=4, stop=None, seed=0):
     runtime.seed_all(seed)  # PhiMoE draws noise
     model = build(family, seed=seed)
-    options = dict(total=total, loss=moe.loss(), machine=FP32, checkpoints=folder, checkpoint_every=1)
+    options = dict(
+        total=total, loss=moe.loss(), machine=FP32, checkpoints=train.Checkpoints(folder, every=1)
+    )
     records = []
-    for record in train.steps(model, batches(), param_groups.optimizers(model, lr=0.02, adamw_lr=3e-3), **options):
+    for record in train.steps(
+        model, batches(), groups.optimizers(model, lr=0.02, adamw_lr=3e-3), **options
+    ):
         records.append(record)
         if record["step"] == stop:
             break
@@ -109,10 +128,10 @@ def test_a_step_of_muon_moves_every_expert_that_has_tokens_and_leaves_the_rest(f
     """And the size of the step is what its rate says, whatever the gradient's."""
     model = build(family)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    optimizers = param_groups.optimizers(model, lr=0.02, adamw_lr=3e-3)
+    optimizers = groups.optimizers(model, lr=0.02, adamw_lr=3e-3)
     (record,) = train.fit(model, batches(), optimizers, total=1, loss=moe.loss(), machine=FP32)
     assert record["loss"] > 0 and record["grad_norm"] > 0
-    assigned = param_groups.assign(model)
+    assigned = groups.assign(model)
     for name, p in model.named_parameters():
         if p.ndim == 3 and assigned[name].optimizer == "Muon":
             far = (p.detach() - before[name]).flatten(1).norm(dim=1)
@@ -130,7 +149,8 @@ def test_saved_and_resumed_it_ends_on_the_same_bits(family, tmp_path):
         assert torch.equal(a, b), name
     now, before = sorted((tmp_path / "straight").glob("step-*"), reverse=True)
     said = audit_weights.findings(list(audit_weights.measure(now, before)))
-    assert [s for s in said if "no token chose it" not in s] == []  # nblib audit finds nothing on any family
+    # nblib audit finds nothing on any family
+    assert [s for s in said if "no token chose it" not in s] == []
 
 
 def test_resumed_under_the_trainer_it_ends_on_the_same_bits(family, tmp_path, monkeypatch):
@@ -139,16 +159,22 @@ def test_resumed_under_the_trainer_it_ends_on_the_same_bits(family, tmp_path, mo
     options = dict(loss=test_hf.routed_loss(), save_strategy="steps", save_steps=2)
     straight, *_ = test_hf.by_trainer(build(family), tmp_path / "a", **options)
     checkpoint = str(tmp_path / "a" / "checkpoint-2")
-    resumed, *_ = test_hf.by_trainer(build(family, seed=1), tmp_path / "b", resume=checkpoint, **options)
+    resumed, *_ = test_hf.by_trainer(
+        build(family, seed=1), tmp_path / "b", resume=checkpoint, **options
+    )
     for (name, p), q in zip(straight.model.named_parameters(), resumed.model.parameters()):
         assert torch.equal(p, q), name
 
 
 def test_a_family_whose_router_says_something_else_is_refused_in_one_sentence(ids):
     """Llama 4 gives its scores and logits, and no indices."""
-    sizes = SIZES | dict(num_local_experts=8, num_experts_per_tok=1, head_dim=8, intermediate_size_mlp=48)
+    sizes = SIZES | dict(
+        num_local_experts=8, num_experts_per_tok=1, head_dim=8, intermediate_size_mlp=48
+    )
     config = tf.Llama4TextConfig(**(sizes | dict(pad_token_id=0, attention_chunk_size=32)))
     model = tf.Llama4ForCausalLM(config)
-    with pytest.raises(ValueError, match=r"router: Llama4Router does not give \(logits, weights, indices\)"):
+    with pytest.raises(
+        ValueError, match=r"router: Llama4Router does not give \(logits, weights, indices\)"
+    ):
         with moe.routing(model):
             model(input_ids=ids)

@@ -1,7 +1,8 @@
-"""Hygiene of what is committed: a notebook must be readable without running it and runnable without reading it.
+"""Hygiene of what is committed: a notebook must be readable without running it and runnable without
+reading it.
 
-nbval re-executes every notebook but compares only tagged cells, passes a stripped notebook, and knows nothing of
-size, order or parameters. What it lets through is caught here.
+nbval re-executes every notebook but compares only tagged cells, passes a stripped notebook, and
+knows nothing of size, order or parameters. What it lets through is caught here.
 """
 
 import json
@@ -14,11 +15,10 @@ import nbformat
 import pytest
 import yaml
 
-from lessons import search
 from lessons.pitfalls import catalogue
 from lessons.trials import lines_of
 from nblib import paths
-from nblib.run import parameters, sweep
+from nbworkbook import parameters, search, sweep
 
 NOTEBOOKS = sorted(paths.notebooks().glob("*.ipynb"))
 SWEEPS = sorted(paths.profiles().glob("*.sweep.yaml"))
@@ -50,7 +50,8 @@ def test_executed_in_order_without_errors_or_stderr(notebook):
 
 def test_no_widgets_no_run_metadata_no_paths(notebook):
     assert set(notebook.metadata) <= {"kernelspec", "language_info", "nblib"}
-    assert notebook.metadata.nblib.keys() == {"seconds"}  # how long it takes, for a batch to begin with the longest
+    # how long it takes, for a batch to begin with the longest
+    assert notebook.metadata.nblib.keys() == {"seconds"}
     assert notebook.metadata.kernelspec.name == "python3"
     for cell in notebook.cells:
         assert set(cell.metadata) <= {"tags", "jupyter"}, cell.metadata
@@ -60,33 +61,22 @@ def test_no_widgets_no_run_metadata_no_paths(notebook):
     assert not re.search(r"(/root/|/home/\w|/tmp/|/Users/)", text)
 
 
-def test_small_enough_to_read_on_a_forge(request, notebook):
-    path = next(p for p in NOTEBOOKS if p.stem in request.node.name)
-    assert path.stat().st_size <= 400 * 1024
-    for cell in _code(notebook):
-        most = 33 if "parameters" in cell.metadata.get("tags", []) else 22
-        assert len(cell.source.splitlines()) <= most, cell.source[:80]
-
-
-def test_skeleton(notebook):
-    text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    paths = [text.index(heading) for heading in HEADINGS]
-    assert paths == sorted(paths) and text.startswith("# ") and "Time and hardware" in text[: paths[0]]
-    remembered = text[paths[2] : paths[3]].count("\n- ")
-    exercises = len(re.findall(r"^\d\. ", text[paths[3] :], re.M))
-    assert 3 <= remembered <= 5 and 3 <= exercises <= 5
-    assert text[paths[3] :].count("check(") == 2
-
-
 def test_only_drawings_stand_above_the_parameters_and_nothing_hides(notebook):
     for cell in _code(notebook):
         if "parameters" in cell.metadata.get("tags", []):
             break
-        assert set(re.findall(r"^(?:from|import) ([\w.]+)", cell.source, re.M)) <= {"lessons.drawings", "lessons"}
+        assert set(re.findall(r"^(?:from|import) ([\w.]+)", cell.source, re.M)) <= {
+            "lessons.drawings",
+            "lessons",
+        }
     tags = [tag for c in _code(notebook) for tag in c.metadata.get("tags", [])]
-    assert set(tags) <= {"parameters", "nbval-check-output"} and sorted(tags) == ["nbval-check-output", "parameters"]
+    assert set(tags) <= {"parameters", "nbval-check-output"} and sorted(tags) == [
+        "nbval-check-output",
+        "parameters",
+    ]
     for cell in _code(notebook):
-        source = re.sub(r"^(%load_ext loopdoctor|%%doctor( .*)?)$", "", cell.source, flags=re.M)  # the doctor's own
+        # the doctor's own
+        source = re.sub(r"^(%load_ext loopdoctor|%%doctor( .*)?)$", "", cell.source, flags=re.M)
         assert not re.search(r"^\s*[!%]|if False|NBLIB_|tqdm", source, re.M), cell.source[:80]
 
 
@@ -112,33 +102,12 @@ def test_the_broken_lines_of_every_pitfall_are_on_a_page():
         for cell in _code(nbformat.read(path, as_version=4))
         for output in cell.outputs
     )
-    missing = [p.id for p in catalogue() if textwrap.indent("\n".join(lines_of(p.wrong)), "    ") not in shown]
-    assert not missing, "stored outputs are older than these pitfalls: nblib refresh"
-
-
-def test_a_page_says_what_it_is_about_before_it_sets_anything(notebook):
-    """A drawing made by code and a formula stand above the parameters, and the prose links to what it talks about."""
-    above, text = [], "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            break
-        above.append(cell)
-    assert any(c.cell_type == "code" and any("image/png" in o.get("data", {}) for o in c.outputs) for c in above)
-    assert "$$" in text and len(re.findall(r"\]\((?!#)", text)) >= 4
-    assert "../docs/glossary.md#" in text
-
-
-def test_questions_come_before_their_answers_and_answers_are_collapsed(notebook):
-    open_questions, asked = set(), 0
-    for cell in _code(notebook):
-        for question, answer in re.findall(r"^(\w+) = show\.predict\(|(\w+)\.answer\(", cell.source, re.M):
-            if question:
-                assert question not in open_questions, f"{question} is asked again before it was answered"
-                open_questions, asked = open_questions | {question}, asked + 1
-            else:
-                assert answer in open_questions and cell.metadata.get("jupyter", {}).get("outputs_hidden"), answer
-                open_questions.remove(answer)
-    assert asked >= 3 and not open_questions
+    missing = [
+        p.id
+        for p in catalogue()
+        if textwrap.indent("\n".join(lines_of(p.wrong)), "    ") not in shown
+    ]
+    assert not missing, "stored outputs are older than these pitfalls: make refresh"
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
@@ -164,4 +133,5 @@ def test_every_search_fits_its_notebook_and_names_a_result_of_it(file: Path):
     name = file.name.split(".")[0]
     plan = search.plan(name, file=str(file))
     assert plan.ranges and f"{plan.goal[1]}=" in (paths.notebooks() / f"{name}.ipynb").read_text()
-    assert f"nblib search {name}" in file.read_text().split("\n\n")[0]  # the header says how
+    # the header says how
+    assert f"nblib sweep {name} --trials" in file.read_text().split("\n\n")[0]

@@ -1,4 +1,6 @@
-"""After a power cut at any instant a reader finds the old thing or the new one, and what was promised is there."""
+"""After a power cut at any instant a reader finds the old thing or the new one, and what was
+promised is there.
+"""
 
 import json
 import os
@@ -11,7 +13,8 @@ from power_cut import states
 from safetensors.torch import load_file
 
 from nblib import checkpoint, files, models, text, train
-from nblib.methods import lrc, teacher_cache
+from nblib.methods import lrc
+from nblib.methods.distill import teacher_cache
 
 
 def test_the_disk_forgets_what_was_not_flushed(tmp_path):
@@ -57,7 +60,7 @@ def test_a_folder(tmp_path):
 
     act("old")
     for left in states(folder.parent, act):
-        files.verify(left.folder / "model")
+        files.verify(left.folder / "model")  # which also puts back the old one
         content = (left.folder / "model" / "weights").read_text()[:3]
         assert content == "new" if left.done else content in ("old", "new")
 
@@ -67,7 +70,14 @@ def _training(stream, folder, total):
     model = models.tiny(256, family="gpt2", hidden=16, layers=1, heads=2)
     batches = text.Batches(stream, rows=2, length=16)
     optimizer = train.adamw(model, lr=1e-2)
-    train.fit(model, batches, optimizer, total=total, machine=FP32, checkpoints=folder, keep=1)
+    train.fit(
+        model,
+        batches,
+        optimizer,
+        total=total,
+        machine=FP32,
+        checkpoints=train.Checkpoints(folder, keep=1),
+    )
     return model, [optimizer]
 
 
@@ -88,6 +98,7 @@ def test_a_corrected_model(tmp_path, tiny):
     lrc.save(tiny, tmp_path / "runs" / "model")
     whole = load_file(tmp_path / "runs" / "model" / lrc.WEIGHTS)
     for left in states(tmp_path / "runs", lambda: lrc.save(tiny, tmp_path / "runs" / "model")):
+        files.verify(left.folder / "model")
         found = load_file(left.folder / "model" / lrc.WEIGHTS)
         assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
         assert json.loads((left.folder / "model" / lrc.RECIPE).read_text())

@@ -6,7 +6,8 @@ import shlex
 import pytest
 
 from loopdoctor import script
-from nblib import cli, paths
+from nblib import paths
+from nbworkbook import cli
 
 PAGES = (
     "README.md",
@@ -21,11 +22,16 @@ PAGES = (
 def typed(page: str, command: str) -> list[str]:
     """The lines of the page's code blocks that call this command, comments cut off."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", _text(page), re.S | re.M)
-    lines = [line.split("  #")[0].strip() for language, block in blocks if not language for line in block.splitlines()]
+    lines = [
+        line.split("  #")[0].strip()
+        for language, block in blocks
+        if not language
+        for line in block.splitlines()
+    ]
     return [line for line in lines if re.match(rf"(\.venv/bin/)?{command} ", line)]
 
 
-@pytest.mark.parametrize("page", PAGES[:2])
+@pytest.mark.parametrize("page", ["README.md", "docs/clusters.md"])
 def test_nblib_commands_parse(page):
     commands = typed(page, "nblib")
     assert commands
@@ -35,13 +41,15 @@ def test_nblib_commands_parse(page):
         if words[0] == "doctor":
             assert script.command_line().parse_args(words[1:]).target, line
         else:
-            assert cli._parser().parse_args(words).command, line
+            assert cli.command_line().parse_args(words).command, line
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.M))
-    named = re.findall(r"`make ([a-z-]+)", _text(page)) + [line.split()[1] for line in typed(page, "make")]
+    named = re.findall(r"`make ([a-z-]+)", _text(page)) + [
+        line.split()[1] for line in typed(page, "make")
+    ]
     assert set(named) <= targets
 
 

@@ -15,7 +15,9 @@ def test_splits_share_no_document_and_cover_everything(source):
     sets = {name: set(found) for name, found in splits.items()}
     assert all(len(sets[n]) == len(splits[n]) > 5 for n in splits)
     assert not (
-        sets["train"] & sets["validation"] or sets["train"] & sets["held_out"] or sets["validation"] & sets["held_out"]
+        sets["train"] & sets["validation"]
+        or sets["train"] & sets["held_out"]
+        or sets["validation"] & sets["held_out"]
     )
     assert set().union(*sets.values()) == set(text._embedded(source))
 
@@ -27,7 +29,11 @@ def test_code_has_no_docstrings_and_no_comments():
 
     for document in text.documents("code")[:40]:
         assert not list(text._documented(ast.parse(document)))
-        assert not [t for t in tokenize.generate_tokens(io.StringIO(document).readline) if t.type == tokenize.COMMENT]
+        assert not [
+            t
+            for t in tokenize.generate_tokens(io.StringIO(document).readline)
+            if t.type == tokenize.COMMENT
+        ]
 
 
 def test_tokenizer_is_lossless_deterministic_and_counts_bytes():
@@ -63,13 +69,21 @@ def test_position_resumes_across_epochs_and_world_sizes(stream):
     assert all(torch.equal(next(two)["input_ids"], e) for e in expected)
 
     whole = next(text.Batches(stream, rows=4, length=64, seed=3))["input_ids"]
-    parts = [next(text.Batches(stream, rows=2, length=64, seed=3, rank=r, world=2))["input_ids"] for r in (0, 1)]
+    parts = [
+        next(text.Batches(stream, rows=2, length=64, seed=3, rank=r, world=2))["input_ids"]
+        for r in (0, 1)
+    ]
     assert torch.equal(whole, torch.cat(parts))  # two processes see what one would
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all", "hf:some/set", "a.txt?tokens=1k", "prose?tokens=1k", ""])
+@pytest.mark.parametrize(
+    "source", ["/nowhere/at/all", "hf:some/set", "a.txt?tokens=1k", "prose?tokens=1k", ""]
+)
 def test_what_is_no_embedded_corpus_is_one_clear_sentence(source):
-    with pytest.raises(ValueError, match=f"{re.escape(repr(source))} is neither prose nor code: shards.open reads all"):
+    with pytest.raises(
+        ValueError,
+        match=f"{re.escape(repr(source))} is neither prose nor code: shards.open reads all",
+    ):
         text.documents(source)
 
 

@@ -1,4 +1,6 @@
-"""The campaign of kills: a short one that must end without a fault, and that it sees every kind of fault there is."""
+"""The campaign of kills: a short one that must end without a fault, and that it sees every kind of
+fault there is.
+"""
 
 import builtins
 import contextlib
@@ -18,10 +20,11 @@ import torture
 from magics import plain
 
 from nblib import files
-from nblib.run import parameters
+from nbworkbook import parameters
 
 SCRIPT = Path(torture.__file__)
-# Counts to 40 in a second, keeps where it is, and goes on from there. What is in capitals is replaced below.
+# Counts to 40 in a second, keeps where it is, and goes on from there. What is in capitals is
+# replaced below.
 COUNTING = """
 import json, os, subprocess, sys, time
 from pathlib import Path
@@ -43,7 +46,9 @@ KILLS = [torture.Kill("cell", 0.6, 0.3, 1, "runner", 0.0, True)] * 2  # a third 
 def campaign(tmp_path: Path, monkeypatch, **changes: str) -> torture.Result:
     """A chain of kills over the counting."""
     source = COUNTING
-    for text, replacement in (RIGHT | {name.replace("_", " "): change for name, change in changes.items()}).items():
+    for text, replacement in (
+        RIGHT | {name.replace("_", " "): change for name, change in changes.items()}
+    ).items():
         source = source.replace(text, replacement)
     (tmp_path / "job.py").write_text(source)
     monkeypatch.setattr(torture, "JOBS", tmp_path / "job.py")
@@ -72,12 +77,19 @@ def test_a_job_that_goes_on_where_it_was_is_equal(tmp_path, monkeypatch):
         ("not equal", dict(RESULT="steps")),
         (
             "not equal",
-            dict(AT_FIRST="(folder / 'fresh').touch() if not first else (folder / 'fresh').unlink(missing_ok=True)"),
+            dict(
+                AT_FIRST="(folder / 'fresh').touch() if not first else (folder / 'fresh').unlink(missing_ok=True)"
+            ),
         ),
         ("cannot go on", dict(AT_FIRST="assert not first, 'lost'")),
-        ("orphan", dict(AT_FIRST="first or subprocess.Popen(['sleep', '30'], start_new_session=True)")),
+        (
+            "orphan",
+            dict(AT_FIRST="first or subprocess.Popen(['sleep', '30'], start_new_session=True)"),
+        ),
         pytest.param(
-            "left behind", dict(AT_FIRST="not first or (folder / '.a.1.partial').touch()"), marks=pytest.mark.kernel
+            "left behind",
+            dict(AT_FIRST="not first or (folder / '.a.1.partial').touch()"),
+            marks=pytest.mark.kernel,
         ),
     ],
 )
@@ -88,13 +100,15 @@ def test_every_kind_of_fault_is_seen(kind, changes, tmp_path, monkeypatch):
 
 
 def test_shards_are_compared_by_what_is_in_them(tmp_path):
-    """safetensors writes the words about a file in an order of its own, so its hash in the manifest says nothing."""
+    """safetensors writes the words about a file in an order of its own, so its hash in the manifest
+    says nothing.
+    """
     weights, words = {"w": torch.ones(3)}, {"a": "1", "b": "2", "c": "3"}
     facts = []
     for number, value in enumerate((1.0, 1.0, 2.0)):
         folder = tmp_path / str(number) / "step-00000001"
         folder.mkdir(parents=True)
-        name = "shard-00001-model-00001-of-00001.safetensors"
+        name = "training-00001-of-00001.safetensors"
         raw = safetensors.torch.save({"w": weights["w"] * value}, words)
         size = int.from_bytes(raw[:8], "little")
         header = json.loads(raw[8 : 8 + size])
@@ -108,13 +122,21 @@ def test_shards_are_compared_by_what_is_in_them(tmp_path):
 
 
 def test_the_seed_decides_every_kill():
-    plans = [torture.plan(seed, number) for seed in (0, 1) for number in range(len(torture.cycle()))]
-    assert plans == [torture.plan(seed, number) for seed in (0, 1) for number in range(len(torture.cycle()))]
+    plans = [
+        torture.plan(seed, number) for seed in (0, 1) for number in range(len(torture.cycle()))
+    ]
+    assert plans == [
+        torture.plan(seed, number) for seed in (0, 1) for number in range(len(torture.cycle()))
+    ]
     assert len({str(kills) for _, kills in plans}) == len(plans)
     drawn = [kill for _, kills in plans for kill in kills]
-    assert {kill.victim for kill in drawn} == set(torture.VICTIMS) and {kill.aim for kill in drawn} == set(torture.AIMS)
+    assert {kill.victim for kill in drawn} == set(torture.VICTIMS) and {
+        kill.aim for kill in drawn
+    } == set(torture.AIMS)
     assert sum(kills for _, kills in torture.cycle()) >= 200
-    assert {path.stem for path in torture.NOTEBOOKS.glob("[0-9]*.ipynb")} <= {target for target, _ in torture.cycle()}
+    assert {path.stem for path in torture.NOTEBOOKS.glob("[0-9]*.ipynb")} <= {
+        target for target, _ in torture.cycle()
+    }
 
 
 @pytest.mark.parametrize("name", torture.SHORT)
@@ -122,7 +144,10 @@ def test_the_short_notebooks_are_of_the_notebooks_as_they_are(name, tmp_path):
     """A cut that no cell answers to is one that a change of the notebook has made useless."""
     words, cut = torture.SHORT[name]
     torture.write_short(torture.NOTEBOOKS / f"{name}.ipynb", tmp_path)
-    whole, short = parameters.cells(torture.NOTEBOOKS / f"{name}.ipynb"), parameters.cells(tmp_path / f"{name}.ipynb")
+    whole, short = (
+        parameters.cells(torture.NOTEBOOKS / f"{name}.ipynb"),
+        parameters.cells(tmp_path / f"{name}.ipynb"),
+    )
     assert [text for text in cut if not any(text in cell["source"] for cell in whole)] == []
     assert "run.result(" in short[-1]["source"] or "run.finish(" in short[-1]["source"]
     known = parameters.declared(tmp_path / f"{name}.ipynb")
@@ -136,9 +161,17 @@ def test_no_cell_of_a_short_notebook_needs_a_name_that_was_cut(name, tmp_path):
     known, missing = {*dir(builtins), "display"}, []
     for cell in parameters.cells(tmp_path / f"{name}.ipynb"):
         table = symtable.symtable(_without_await(plain(cell["source"])), name, "exec")
-        here = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+        here = {
+            s.get_name()
+            for s in table.get_symbols()
+            if s.is_assigned() or s.is_imported() or s.is_namespace()
+        }
         known |= here
-        missing += [s.get_name() for s in table.get_symbols() if s.is_referenced() and s.get_name() not in known]
+        missing += [
+            s.get_name()
+            for s in table.get_symbols()
+            if s.is_referenced() and s.get_name() not in known
+        ]
     assert missing == []
 
 
@@ -174,4 +207,6 @@ def test_thirty_kills(tmp_path):
     head, *_, total = facts["table"]
     total = dict(zip(head, total))
     assert int(total["kills"]) >= 30 and total["kills"] == total["equal"]
-    assert {"14_sparse_depth", "adamw", "cache", "records", "base", "sweep"} <= {row[0] for row in facts["table"]}
+    assert {"14_sparse_depth", "adamw", "cache", "records", "base", "sweep"} <= {
+        row[0] for row in facts["table"]
+    }

@@ -1,4 +1,6 @@
-"""Freezing by identity, and the canary: it finds what is dead, spares what is healthy, and leaves no trace."""
+"""Freezing by identity, and the canary: it finds what is dead, spares what is healthy, and leaves
+no trace.
+"""
 
 import copy
 
@@ -21,9 +23,13 @@ def _lora(model, **options):
 
 def test_freeze_trains_exactly_what_is_named(tiny):
     wiring.freeze(tiny, train=[tiny.model.layers[1].mlp, tiny.model.norm.weight])
-    expected = {f"model.layers.1.mlp.{n}_proj.weight" for n in ("gate", "up", "down")} | {"model.norm.weight"}
+    expected = {f"model.layers.1.mlp.{n}_proj.weight" for n in ("gate", "up", "down")} | {
+        "model.norm.weight"
+    }
     assert set(wiring.trainable(tiny)) == expected
-    assert models.count(tiny)["trainable"] == sum(p.numel() for p in wiring.trainable(tiny).values())
+    assert models.count(tiny)["trainable"] == sum(
+        p.numel() for p in wiring.trainable(tiny).values()
+    )
 
 
 def test_freeze_refuses_packed_parameters():
@@ -37,21 +43,27 @@ def test_freeze_refuses_packed_parameters():
 def test_select_leaves_out_the_head_and_swap_replaces_by_name(tiny):
     found = wiring.select(tiny, inside=tiny.model.layers[0])
     assert len(found) == 7 and "lm_head" not in wiring.select(tiny)
-    changed = wiring.swap(tiny, lambda n, m: torch.nn.Identity() if n.endswith("q_proj") else None, found)
+    changed = wiring.swap(
+        tiny, lambda n, m: torch.nn.Identity() if n.endswith("q_proj") else None, found
+    )
     assert changed == ["model.layers.0.self_attn.q_proj"]
     assert isinstance(tiny.model.layers[0].self_attn.q_proj, torch.nn.Identity)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_matrix_and_shape_are_those_of_what_the_layer_computes(family):
-    for layer in wiring.select(models.tiny(64, family=family, hidden=32, layers=1, heads=2)).values():
+    for layer in wiring.select(
+        models.tiny(64, family=family, hidden=32, layers=1, heads=2)
+    ).values():
         out, width = wiring.shape(layer)
         x, bias = torch.randn(3, width), 0.0 if layer.bias is None else layer.bias
         torch.testing.assert_close(layer(x), x @ wiring.matrix(layer).T + bias)
         assert wiring.matrix(layer).shape == (out, width)
 
 
-@pytest.mark.parametrize("make", [lambda m: m, _lora, lambda m: _lora(m, init_lora_weights="pissa")])
+@pytest.mark.parametrize(
+    "make", [lambda m: m, _lora, lambda m: _lora(m, init_lora_weights="pissa")]
+)
 def test_healthy_models_pass(tiny, make):
     model = make(tiny)
     seen = wiring.canary(model, _loss(model))
@@ -107,16 +119,23 @@ def test_names_that_should_train_and_do_not(tiny):
     wiring.freeze(tiny, train=[tiny.model.norm])
     seen = wiring.canary(tiny, _loss(tiny), expect={"model.norm.weight", "lm_head.weight"})
     assert not seen.alive
-    assert seen.sentence == "lm_head.weight should train but does not (1 tensors differ from `expect`)"
+    assert (
+        seen.sentence == "lm_head.weight should train but does not (1 tensors differ from `expect`)"
+    )
     seen = wiring.canary(tiny, _loss(tiny), expect=set())
-    assert seen.sentence == "model.norm.weight trains but should not (1 tensors differ from `expect`)"
+    assert (
+        seen.sentence == "model.norm.weight trains but should not (1 tensors differ from `expect`)"
+    )
 
 
 def test_it_leaves_no_trace():
-    model = models.tiny(256, family="gpt2", hidden=32, layers=2, heads=2).eval()  # dropout draws from the generator
+    # dropout draws from the generator
+    model = models.tiny(256, family="gpt2", hidden=32, layers=2, heads=2).eval()
     loss = _loss(model)
     loss().backward()
-    before = copy.deepcopy([model.state_dict(), [p.grad for p in model.parameters()], torch.get_rng_state()])
+    before = copy.deepcopy(
+        [model.state_dict(), [p.grad for p in model.parameters()], torch.get_rng_state()]
+    )
     assert wiring.canary(model, loss).alive
     assert all(torch.equal(a, b) for a, b in zip(before[0].values(), model.state_dict().values()))
     assert all(torch.equal(a, p.grad) for a, p in zip(before[1], model.parameters()))
@@ -152,7 +171,9 @@ def test_who_is_in_no_optimizer_is_named(tiny):
     assert wiring.missed(tiny, []) == names
     two = [torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(rest[2:], lr=0.1)]
     assert wiring.missed(tiny, two) == names[1:3]
-    with pytest.raises(ValueError, match=f"2 trainable parameters are in no optimizer, the first is {names[1]}"):
+    with pytest.raises(
+        ValueError, match=f"2 trainable parameters are in no optimizer, the first is {names[1]}"
+    ):
         wiring.refuse_missed(tiny, two)
     for p in rest[:2]:
         p.requires_grad_(False)  # frozen: nobody need hold it

@@ -1,12 +1,14 @@
 """A process that has imported what takes longest, and forks for every script that it is given.
 
-    forked = Warm()                     forked([FILE, ARGUMENT ...]) is `python FILE ARGUMENT ...`, three seconds sooner
+    forked = Warm()                     forked([FILE, ARGUMENT ...]) is `python FILE ARGUMENT ...`,
+                                        three seconds sooner
 
-A fork has computed nothing yet, as little as a new process; what a script does to torch dies with it. The folder card
-has a server of its own (card/forks.py), whose torch sees a card.
+A fork has computed nothing yet, as little as a new process; what a script does to torch dies with
+it. The folder card has a server of its own (card/forks.py), whose torch sees a card.
 
-Footgun: nothing may compute before a fork, because the threads of torch and of the tokenizers do not come along; and
-what a script puts into the environment comes too late for a library that reads it on import.
+Footgun: nothing may compute before a fork, because the threads of torch and of the tokenizers do
+not come along; and what a script puts into the environment comes too late for a library that reads
+it on import.
 """
 
 import atexit
@@ -23,7 +25,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-NEEDED = ("IPython.core.formatters", "matplotlib.figure", "peft", "nblib.doctor", "nblib.start", "nblib.train")
+NEEDED = (
+    "IPython.core.formatters",
+    "matplotlib.figure",
+    "peft",
+    "nblib.doctor",
+    "nbworkbook.setup",
+    "nblib.train",
+)
 
 
 class Warm:
@@ -31,7 +40,11 @@ class Warm:
 
     def __init__(self, server: Path | str = __file__, **environment: str):
         self.command = [sys.executable, str(server)]
-        self.environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONFAULTHANDLER": "1"}
+        self.environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "MPLBACKEND": "agg",
+            "PYTHONFAULTHANDLER": "1",
+        }
         self.environment |= environment
         self.process: subprocess.Popen | None = None
 
@@ -42,20 +55,27 @@ class Warm:
             atexit.register(lambda: (self.process.kill(), self.process.wait()))
         with tempfile.TemporaryDirectory(prefix="nblib-warm-") as place:
             said = [Path(place) / name for name in ("out", "err")]
-            print(json.dumps([*map(str, said), *map(str, words)]), file=self.process.stdin, flush=True)
+            print(
+                json.dumps([*map(str, said), *map(str, words)]), file=self.process.stdin, flush=True
+            )
             pid = self.process.stdout.readline()
             assert pid, f"{self.command[1]} ended with {self.process.wait()}"
-            late = threading.Timer(timeout, os.kill, (int(pid), signal.SIGABRT))  # Python says where each thread stands
+            # Python says where each thread stands
+            late = threading.Timer(timeout, os.kill, (int(pid), signal.SIGABRT))
             late.start()
             code = int(self.process.stdout.readline())
             late.cancel()
             out, err = (file.read_text(errors="replace") for file in said)
-        assert code != -signal.SIGABRT, f"{words[0]} aborted, or had not ended after {timeout} s: {err[-6000:]}"
+        assert code != -signal.SIGABRT, (
+            f"{words[0]} aborted, or had not ended after {timeout} s: {err[-6000:]}"
+        )
         return subprocess.CompletedProcess(words, code, out, err)
 
 
 def serve(needed: Sequence[str]) -> None:
-    """Lines of JSON, [OUT, ERR, FILE, ARGUMENT ...], each answered by the fork's process id and its exit status."""
+    """Lines of JSON, [OUT, ERR, FILE, ARGUMENT ...], each answered by the fork's process id and its
+    exit status.
+    """
     for name in needed:
         importlib.import_module(name)
     for line in sys.stdin:

@@ -1,7 +1,8 @@
 """What tests/test_parallel.py runs in worlds of several processes.
 
-`torchrun worlds.py <results.json> <folder> <training>:<mesh>[:<from>-<to>[:async]] ...` trains one after the other.
-With from-to it writes checkpoints, into a folder named by the training; `async` in the background, into `<name>-async`.
+`torchrun worlds.py <results.json> <folder> <training>:<mesh>[:<from>-<to>[:async]] ...` trains one
+after the other. With from-to it writes checkpoints, into a folder named by the training; `async` in
+the background, into `<name>-async`.
 """
 
 import json
@@ -13,7 +14,9 @@ from conftest import FP32
 from torch import nn
 
 from nblib import checkpoint, compiling, guards, losses, models, runtime, text, train, wiring
-from nblib.methods import ard, lrc, moe, objective, param_groups
+from nblib.methods import ard, lrc, moe
+from nblib.methods.distill import objective
+from nblib.methods.muon import groups
 
 STEPS, LENGTH = 12, 32
 DRAWS: list[float] = []  # what `drawing` drew
@@ -43,6 +46,11 @@ def checkpointed():
     return model, train.adamw(model, lr=1e-2), losses.causal_lm
 
 
+def compiled():
+    model = compiling.compile_blocks(tiny(), backend="eager")
+    return model, train.adamw(model, lr=1e-2), losses.causal_lm
+
+
 def corrected():
     model = tiny()
     lrc.attach(model, percent=15.0)
@@ -56,7 +64,9 @@ def joint():
 
 
 def latents():
-    """Each row draws the noise that its first tokens decide, so it is the same noise whoever has the row."""
+    """Each row draws the noise that its first tokens decide, so it is the same noise whoever has
+    the row.
+    """
     model = ard.attach(tiny(), rank=4, alpha=4.0)
     optimizer = train.adamw(model, lr=1e-2)
     inner = ard.loss(model, beta=1e-3, warmup=3, optimizer=optimizer)
@@ -67,7 +77,10 @@ def latents():
         def by_row(like):
             call = next(calls)
             seeds = [hash((call, *row[:8].tolist())) % 2**31 for row in batch["input_ids"]]
-            draws = [torch.randn(like.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+            draws = [
+                torch.randn(like.shape[1:], generator=torch.Generator().manual_seed(seed))
+                for seed in seeds
+            ]
             return torch.stack(draws)
 
         torch.randn_like = by_row
@@ -81,7 +94,11 @@ def latents():
 
 def experts():
     model = tiny(family="qwen3_moe")
-    return model, param_groups.optimizers(model, lr=0.02, adamw_lr=3e-3, compute="fp32"), moe.loss(balance_weight=0.1)
+    return (
+        model,
+        groups.optimizers(model, lr=0.02, adamw_lr=3e-3, compute="fp32"),
+        moe.loss(balance_weight=0.1),
+    )
 
 
 def taught():
@@ -146,24 +163,43 @@ def poisoned():
     return model, train.adamw(model, lr=1e-2), losses.causal_lm
 
 
-EVERY = (dense, checkpointed, corrected, joint, latents, experts, taught, part_of_it, drawing, spiky, poisoned)
+EVERY = (
+    dense,
+    checkpointed,
+    compiled,
+    corrected,
+    joint,
+    latents,
+    experts,
+    taught,
+    part_of_it,
+    drawing,
+)
+EVERY += (spiky, poisoned)
 TRAININGS = {training.__name__: training for training in EVERY}
 
 
-def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = None, how: str = "") -> dict:
+def run(
+    name: str, mesh: str = "auto", steps: str = "", folder: Path | None = None, how: str = ""
+) -> dict:
     first, _, last = steps.partition("-")
     runtime.seed_all(0)
     model, optimizers, loss = TRAININGS[name]()
     before = {id(p) for p in model.parameters()}
     attributes = {m: set(vars(m)) for m in model.modules()}
-    rows = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 256
+    rows = (
+        torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 256
+    )
     evaluate = Ragged(rows, rows=2, length=LENGTH, seed=5)
     held_out = torch.stack([next(evaluate)["input_ids"][0] for _ in range(2)])
     DRAWS.clear()
     options = {}
     if steps:
         place = folder / "-".join(filter(None, (name, how)))
-        options = {"checkpoints": place, "checkpoint_every": 2 if how else 4, "checkpoint_async": how == "async"}
+        every = 2 if how else 4
+        options["checkpoints"] = train.Checkpoints(place, every=every, background=how == "async")
+    if name == "spiky":
+        options["recovery"] = train.Recovery(spike=100.0)
     records = train.fit(
         model,
         Ragged(rows, rows=4, length=LENGTH),
@@ -171,18 +207,22 @@ def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = No
         total=int(last or STEPS),
         accumulate=2,
         loss=loss,
-        machine=FP32,
-        mesh=mesh,
+        machine=FP32._replace(mesh=mesh),
         schedule=train.cosine(STEPS, warmup=2),
-        evaluate=lambda: train.evaluate(model, held_out, machine=FP32),
-        eval_every=4,
-        spike=100.0 if name == "spiky" else 0.0,
+        watch=train.Watch(
+            evaluate=lambda: train.evaluate(model, held_out, machine=FP32), eval_every=4
+        ),
         **options,
     )
-    assert {id(p) for p in model.parameters()} == before and not any("FSDP" in str(type(m)) for m in model.modules())
+    assert {id(p) for p in model.parameters()} == before and not any(
+        "FSDP" in str(type(m)) for m in model.modules()
+    )
     added = {name for m, names in attributes.items() for name in set(vars(m)) - names}
-    assert not [name for name in added if "fsdp" in name or "compos" in name]  # nothing of the engine is left
-    assert all(type(p) is nn.Parameter and not hasattr(p, "full_tensor") for p in model.parameters())
+    # nothing of the engine is left
+    assert not [name for name in added if "fsdp" in name or "compos" in name]
+    assert all(
+        type(p) is nn.Parameter and not hasattr(p, "full_tensor") for p in model.parameters()
+    )
     with wiring.in_mode(model, training=False):
         after = train.evaluate(model, held_out, machine=FP32)["loss"]
     return {

@@ -1,14 +1,17 @@
-"""What the doctor says of the bench: faults named, twins and healthy programs left alone, and what a watch costs.
+"""What the doctor says of the bench: faults named, twins and healthy programs left alone, and what
+a watch costs.
 
     python -m bench                     the whole table
     python -m bench softmax gan_        programs whose names hold one of these
     python -m bench --json FILE         the same as data
 
-Each program runs twice in a process of its own, plain and watched, forked from one that has imported torch. A fault
-counts as named where the first error or warning is one of its `Names:`. For a twin and a healthy program nothing is
-right to say. The numbers that a program leaves (weights, the next draw) must be the same with and without the doctor.
+Each program runs twice in a process of its own, plain and watched, forked from one that has
+imported torch. A fault counts as named where the first error or warning is one of its `Names:`. For
+a twin and a healthy program nothing is right to say. The numbers that a program leaves (weights,
+the next draw) must be the same with and without the doctor.
 
-Footgun: CPU seconds are those of this process alone; run it on a quiet machine before a figure is quoted.
+Footgun: CPU seconds are those of this process alone; run it on a quiet machine before a figure is
+quoted.
 """
 
 import argparse
@@ -36,7 +39,9 @@ MODELS = ("transformers", "peft")  # imported once, before the processes are for
 
 
 def run(text: str, name: str, *, watched: bool) -> dict:
-    """Run a program in this process; return what was said of it, its CPU seconds and a hash of what it left."""
+    """Run a program in this process; return what was said of it, its CPU seconds and a hash of what
+    it left.
+    """
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     linecache.checkcache()
@@ -47,14 +52,20 @@ def run(text: str, name: str, *, watched: bool) -> dict:
     start = time.process_time()
     watch = loopdoctor.watch(say=False) if watched else contextlib.nullcontext()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), watch as report:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            watch as report,
+        ):
             exec(code, space)
     except Exception:
         told["raised"] = traceback.format_exc(limit=-1)
     told["seconds"] = time.process_time() - start
     told["left"] = _left(space)
     if watched:
-        told["said"] = [[f.check, f.severity, f.because] for f in report.findings if f.severity != "NOTE"]
+        told["said"] = [
+            [f.check, f.severity, f.because] for f in report.findings if f.severity != "NOTE"
+        ]
         told["where"] = [place for f in report.findings if not f.because for place in f.where][:1]
         told["faults"] = report.faults
     return told
@@ -84,7 +95,11 @@ def apart(text: str, name: str, *, watched: bool) -> dict:
     with os.fdopen(reading) as pipe:
         written = pipe.read()
     os.waitpid(pid, 0)
-    return json.loads(written) if written else {"said": [], "raised": "the process ended", "seconds": 0.0, "left": ""}
+    return (
+        json.loads(written)
+        if written
+        else {"said": [], "raised": "the process ended", "seconds": 0.0, "left": ""}
+    )
 
 
 def examine(program: Program) -> dict:
@@ -112,7 +127,9 @@ def examine(program: Program) -> dict:
 
 
 def verdict(told: dict) -> str:
-    """Whether a fault was named first, in three, by its effect or not at all; or what a healthy program was told."""
+    """Whether a fault was named first, in three, by its effect or not at all; or what a healthy
+    program was told.
+    """
     roots = [check for check, _, because in told["said"] if not because]
     if not told["fault"]:
         levels = [severity for _, severity, _ in told["said"]]
@@ -134,22 +151,32 @@ def table(results: dict[str, dict]) -> str:
     alarms = Counter(check for told in healthy.values() for check, *_ in told["said"])
     lines = [
         f"faults           {len(faults):4}   "
-        + ", ".join(f"{kind} {named[kind]}" for kind in ("first", "in three", "by effect", "not seen")),
+        + ", ".join(
+            f"{kind} {named[kind]}" for kind in ("first", "in three", "by effect", "not seen")
+        ),
         f"twins            {len(faults):4}   silent {len(faults) - len(twins)}",
-        f"healthy          {len(healthy):4}   silent {blamed['silent']}, with a warning {blamed['warning']}, "
+        f"healthy          {len(healthy):4}   silent {blamed['silent']}, with a warning "
+        f"{blamed['warning']}, "
         f"with an error {blamed['error']}",
         f"same bits        {len(results):4}   {sum(told['same'] for told in results.values())}",
-        f"false alarms            {', '.join(f'{check} {n}' for check, n in alarms.most_common()) or 'none'}",
+        "false alarms            "
+        f"{', '.join(f'{check} {n}' for check, n in alarms.most_common()) or 'none'}",
     ]
     if results:
         extra = [told["extra"] for told in results.values()]
         ratios = [told["ratio"] for told in results.values()]
         lines.append(
-            f"extra CPU seconds       median {statistics.median(extra):.2f}, most {max(extra):.2f}; "
+            f"extra CPU seconds       median {statistics.median(extra):.2f}, most "
+            f"{max(extra):.2f}; "
             f"ratio median {statistics.median(ratios):.2f}"
         )
     for name, told in results.items():
-        wrong = told["verdict"] not in ("first", "silent") or told.get("twin") or not told["same"] or told["faults"]
+        wrong = (
+            told["verdict"] not in ("first", "silent")
+            or told.get("twin")
+            or not told["same"]
+            or told["faults"]
+        )
         if wrong or told.get("twin_raised"):
             said = " ".join(check for check, *_ in told["said"]) or "nothing"
             twin = " ".join(check for check, *_ in told.get("twin", []))
@@ -165,11 +192,17 @@ def table(results: dict[str, dict]) -> str:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description="What the doctor says of the bench.")
-    parser.add_argument("parts", nargs="*", help="parts of the names of programs; all where none is given")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="What the doctor says of the bench."
+    )
+    parser.add_argument(
+        "parts", nargs="*", help="parts of the names of programs; all where none is given"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the results as data")
     options = parser.parse_args()
-    wanted = [p for p in programs() if not options.parts or any(part in p.name for part in options.parts)]
+    wanted = [
+        p for p in programs() if not options.parts or any(part in p.name for part in options.parts)
+    ]
     if not wanted:
         print(f"bench: no program's name holds {' or '.join(options.parts)}", file=sys.stderr)
         return 2

@@ -6,12 +6,13 @@
     # loss = F.cross_entropy(logits, y)
     # end
 
-A fault is written once, with the mended lines beside the broken ones as comments. Its docstring says what is wrong, in
-which public threads people met it (`Threads:`) and which checks are right to name it (`Names:`, the best one first). A
-miss that is known carries its reason (`Missed:`), and still counts as a miss.
+A fault is written once, with the mended lines beside the broken ones as comments. Its docstring
+says what is wrong, in which public threads people met it (`Threads:`) and which checks are right to
+name it (`Names:`, the best one first). A miss that is known carries its reason (`Missed:`), and
+still counts as a miss.
 
-Footgun: a block may lack broken or mended lines, where something is missing or too much. A twin with an empty body
-would not compile, so `texts` compiles both.
+Footgun: a block may lack broken or mended lines, where something is missing or too much. A twin
+with an empty body would not compile, so `texts` compiles both.
 """
 
 import ast

@@ -1,4 +1,5 @@
-"""The doctor: watch a few steps of anyone's training loop and name the one thing that is wrong with it.
+"""The doctor: watch a few steps of anyone's training loop and name the one thing that is wrong with
+it.
 
     import loopdoctor as doctor
 
@@ -6,16 +7,19 @@
         train()                      # your own loop, as it is
     report.raise_for_errors()
 
-It watches and changes nothing: losses, weights and random numbers are bit for bit those of a run without it. After the
-watched steps it removes itself. What it saw (evidence.py, by observe.py) is given to the checks (checks/). Their
-findings are ordered by a graph of causes and effects (causes.py): a report begins with the root cause and its fix.
+It watches and changes nothing: losses, weights and random numbers are bit for bit those of a run
+without it. After the watched steps it removes itself. What it saw (evidence.py, by observe.py) is
+given to the checks (checks/). Their findings are ordered by a graph of causes and effects
+(causes.py): a report begins with the root cause and its fix.
 
-Three mechanisms see what a look at gradients and shapes cannot: the loss fingerprint (fingerprint.py), the fp32 shadow
-(shadow.py) and replays of the first batch (probes.py).
+Three mechanisms see what a look at gradients and shapes cannot: the loss fingerprint
+(fingerprint.py), the fp32 shadow (shadow.py) and replays of the first batch (probes.py).
 
-It needs torch alone. The callbacks are imported when they are first asked for, because transformers takes seconds.
+It needs torch alone. The callbacks are imported when they are first asked for, because transformers
+takes seconds.
 
-Footgun: ten steps show ten steps. A fault that needs a thousand is not seen, and a silent report is no proof.
+Footgun: ten steps show ten steps. A fault that needs a thousand is not seen, and a silent report is
+no proof.
 """
 
 import importlib
@@ -54,9 +58,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext loopdoctor`: the magic `%%doctor`, see magic.py."""
-    importlib.import_module("loopdoctor.magic").load(shell)
+    from loopdoctor import magic
+
+    magic.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext loopdoctor`."""
-    importlib.import_module("loopdoctor.magic").unload(shell)
+    from loopdoctor import magic
+
+    magic.unload(shell)

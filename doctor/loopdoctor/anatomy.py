@@ -1,8 +1,9 @@
-"""The anatomy of a loss: follow its graph through sums and products to find terms that were added without a gradient.
+"""The anatomy of a loss: follow its graph through sums and products to find terms that were added
+without a gradient.
 
-A distillation term made from the teacher alone is a plain number. It changes the printed loss but has no gradient, so
-it trains nothing. In the graph it is an AddBackward with one empty edge. Its value is what remains of the loss when the
-recorded terms are subtracted.
+A distillation term made from the teacher alone is a plain number. It changes the printed loss but
+has no gradient, so it trains nothing. In the graph it is an AddBackward with one empty edge. Its
+value is what remains of the loss when the recorded terms are subtracted.
 
 Footgun: `total = 0; total = total + ce` has an empty edge too. So the value decides, not the edge.
 """
@@ -16,33 +17,49 @@ NODES, SUMS = 64, {"AddBackward0", "SubBackward0", "NegBackward0"}
 
 
 def constant_added(loss: Tensor, event: Backward, scale: float | None) -> float | None:
-    """The constant that was added to the loss outside its graph; None when there is none or it cannot be told."""
+    """Return the constant that was added to the loss outside its graph; None when there is none or
+    it cannot be told.
+    """
     known = {e.value.grad_fn: float(e.value.detach()) for e in event.entropies if _scalar(e.value)}
     known |= {c.loss.grad_fn: float(c.loss.detach()) for c in event.calls if _scalar(c.loss)}
     if loss.grad_fn is None or not known:
         return None
     found = _constant(loss.grad_fn, float(loss.detach()), known)
     rounding = 1e-4 if loss.dtype in (torch.float32, torch.float64) else 2e-2
-    return None if found is None or abs(found) <= rounding * abs(float(loss.detach())) else found / (scale or 1.0)
+    return (
+        None
+        if found is None or abs(found) <= rounding * abs(float(loss.detach()))
+        else found / (scale or 1.0)
+    )
 
 
 def unconnected(event: Backward) -> dict[str, float]:
-    """Values of recorded losses that carry no gradient, or lost it on their way (item), by name and turn."""
+    """Values of recorded losses that carry no gradient, or lost it on their way (item), by name and
+    turn.
+    """
     found = [e for e in event.entropies if isinstance(e.value, Tensor) and e.value.numel() == 1]
     found = [e for e in found if not e.connected or e.name in ("kl_div", "mse_loss")]
     dead = {id(e): "dead" if e.grad and not e.connected else "other" for e in found}
-    return {f"{e.name} {dead[id(e)]} {turn}": float(e.value.detach()) for turn, e in enumerate(found)}
+    return {
+        f"{e.name} {dead[id(e)]} {turn}": float(e.value.detach()) for turn, e in enumerate(found)
+    }
 
 
 def factors(loss: Tensor, term: Tensor) -> tuple[float, ...]:
-    """The plain numbers that a term is multiplied by on its way into the loss, in which it is a summand."""
+    """Return the plain numbers that a term is multiplied by on its way into the loss, in which it
+    is a summand.
+    """
     queue = [(loss.grad_fn, ())]
     for _ in range(NODES):
         node, numbers = queue.pop(0) if queue else (None, ())
         if node is term.grad_fn:
             return numbers
         kind = type(node).__name__
-        live = [edge for edge, _ in node.next_functions if edge is not None] if node is not None else []
+        live = (
+            [edge for edge, _ in node.next_functions if edge is not None]
+            if node is not None
+            else []
+        )
         if kind in SUMS:
             queue += [(edge, numbers) for edge in live]
         elif len(live) == 1 and (number := _factor(node, kind)):

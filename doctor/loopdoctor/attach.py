@@ -1,15 +1,22 @@
-"""How a watch holds on to a running program, and how it lets go: hooks, replaced attributes, and a guard around both.
+"""How a watch holds on to a running program, and how it lets go: hooks, replaced attributes, and a
+guard around both.
 
-The observer is made of parts. Each part owns its own fields and asks the others through their methods:
+The observer is made of parts. Each part owns its own fields and asks the others through their
+methods:
 
-    Attachments  what was attached and how it comes off, the Evidence, whether anything may be noted now   attach.py
-    Calls        who is called: models, teachers, losses, and what they gave since the last backward       calls.py
-    Optimizers   who steps: gradients before, updates after, clearing, clipping, scalers, schedulers       observe.py
-    Waits        who asks an accelerator for numbers in the middle of a step                               waits.py
-    Observer     start and stop, backwards, rounds                                                         observe.py
+    Attachments  what was attached and how it comes off, the Evidence, whether anything may be noted
+                 now   attach.py
+    Calls        who is called: models, teachers, losses, and what they gave since the last backward
+                 calls.py
+    Optimizers   who steps: gradients before, updates after, clearing, clipping, scalers, schedulers
+                 observe.py
+    Waits        who asks an accelerator for numbers in the middle of a step
+                 waits.py
+    Observer     start and stop, backwards, rounds
+                 observe.py
 
-Footgun: another watch may be open at the same time and may end first. So a patch remembers what it replaced and whether
-it is still on, and attributes come back right in either order.
+Footgun: another watch may be open at the same time and may end first. So a patch remembers what it
+replaced and whether it is still on, and attributes come back right in either order.
 """
 
 import contextlib
@@ -31,16 +38,30 @@ from loopdoctor import loads
 from loopdoctor.draws import generators, restore
 from loopdoctor.evidence import ROOM, Evidence
 
-ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+# .busy while some watch works aside in this thread; no watch must see what another replays
+ASIDE = threading.local()
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 FAULTS = 16  # of watching itself that are kept
 COPYING = ("__getstate__", "__reduce__", "__reduce_ex__", "__deepcopy__")
-SHARED = {  # hooks of every module and optimizer: those that a user has put there are not called by replays
-    nn.modules.module: [name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name],
+# hooks of every module and optimizer: those that a user has put there are not called by replays
+SHARED = {
+    nn.modules.module: [
+        name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name
+    ],
     torch_optimizer: ["_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"],
 }
 # modules whose earlier warnings say something about how the run was set up
-SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
+SPOKE_BEFORE = (
+    "peft.peft_model",
+    "torch.utils.checkpoint",
+    "torch.optim.lr_scheduler",
+    "torch.amp.grad_scaler",
+)
 
 
 class Attachments:
@@ -52,7 +73,8 @@ class Attachments:
         self.full: Callable[[], None] = dict  # ends the watch
         self.depth = 0  # of backwards inside each other; a call inside one is a recomputation
         self.handles: set[int] = set()  # of our hooks on modules
-        self.guarded: set[tuple[type, str]] = set()  # classes and those of their methods that make copies
+        # classes and those of their methods that make copies
+        self.guarded: set[tuple[type, str]] = set()
         self.met: set[type] = set()  # classes of modules whose methods were looked through for that
         self.undo: list[Callable[[], None]] = []
 
@@ -63,12 +85,16 @@ class Attachments:
 
     @property
     def idle(self) -> bool:
-        """Nothing may be noted: the watch is over, or works aside, or the program is being compiled."""
+        """Nothing may be noted: the watch is over, or works aside, or the program is being
+        compiled.
+        """
         return torch.compiler.is_compiling() or self.busy or not self.on
 
     @property
     def blind(self) -> bool:
-        """Under a compiler, a tracer or a transform of torch.func nothing is seen: tensors have no numbers there."""
+        """Under a compiler, a tracer or a transform of torch.func nothing is seen: tensors have no
+        numbers there.
+        """
         if self.idle or torch.jit.is_tracing():
             return True
         return torch._C._functorch.peek_interpreter_stack() is not None
@@ -80,9 +106,11 @@ class Attachments:
             self.undo.pop()()
 
     def hook(self, module: nn.Module, handle: RemovableHandle) -> None:
-        """Until `off`. Copies and files made of the module meanwhile carry none of our hooks, whatever class it is:
-        many have a way of their own to be copied (nn.LSTM, traced graphs)."""
-        if self.over:  # the last step of a watch ended it, and what comes after that step wants to see the next
+        """Until `off`. Copies and files made of the module meanwhile carry none of our hooks,
+        whatever class it is: many have a way of their own to be copied (nn.LSTM, traced graphs).
+        """
+        # the last step of a watch ended it, and what comes after that step wants to see the next
+        if self.over:
             return handle.remove()
         self.handles.add(handle.id)
         self.undo.append(handle.remove)
@@ -95,15 +123,22 @@ class Attachments:
                 own = inherited or isinstance(vars(kind).get(name), types.FunctionType)
                 if own and (kind, name) not in self.guarded:
                     self.guarded.add((kind, name))
-                    self.around(kind, name, self.lifted if name == "__deepcopy__" else self.without_hooks)
+                    self.around(
+                        kind, name, self.lifted if name == "__deepcopy__" else self.without_hooks
+                    )
 
     def aside(self, work: Callable, *args) -> None:
-        """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
+        """Do something that may call modules, optimizers or generators of its own, unseen and
+        without a trace.
+        """
         ASIDE.busy = True
         state = generators()
-        shared = [(owner, name, getattr(owner, name)) for owner, names in SHARED.items() for name in names]
+        shared = [
+            (owner, name, getattr(owner, name)) for owner, names in SHARED.items() for name in names
+        ]
         try:
-            for owner, name, hooks in shared:  # others may be walking through the hooks, so these are not emptied
+            # others may be walking through the hooks, so these are not emptied
+            for owner, name, hooks in shared:
                 setattr(owner, name, type(hooks)())
             work(*args)
         finally:
@@ -113,7 +148,10 @@ class Attachments:
             ASIDE.busy = False
 
     def around(self, owner: Any, name: str, see: Callable) -> None:
-        """Call `see(original, ...)` in place of a function until `off`. On a class, what was inherited is so again."""
+        """Call `see(original, ...)` in place of a function until `off`.
+
+        On a class, what was inherited is so again.
+        """
         if self.over:
             return
         mine = name in vars(owner)
@@ -130,9 +168,12 @@ class Attachments:
         def back():
             patch.instead_of[2] = False
             if vars(owner).get(name) is not patch:
-                return  # another watch patched over ours and puts both back; off, ours only passes the call on
+                # another watch patched over ours and puts both back; off, ours only passes the call
+                # on
+                return
             before, own = original, mine
-            while own and not getattr(before, "instead_of", (0, 0, True))[2]:  # that of a watch which ended earlier
+            # that of a watch which ended earlier
+            while own and not getattr(before, "instead_of", (0, 0, True))[2]:
                 before, own, _ = before.instead_of
             if own:
                 setattr(owner, name, before)
@@ -150,51 +191,60 @@ class Attachments:
 
         self.around(owner, name, see)
 
-    # ---------------------------------------------------------------- patches that only write to the Evidence
+    # ------------------------------------------------------ patches that only write to the Evidence
     def see_region(self, original: Callable, function: Callable, preserve: bool, *inputs) -> Any:
-        """A reentrant checkpoint."""
+        """Return A reentrant checkpoint."""
         if not self.idle and torch.is_grad_enabled():
             self.e.regions += 1
-            self.e.cut_regions += not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+            self.e.cut_regions += not any(
+                isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+            )
         return original(function, preserve, *inputs)
 
     def see_loading(self, original: Callable, /, *args, **kwargs) -> Any:
-        """The module may be given by name: `self=module`, as torch.distributed does."""
+        """Return the module may be given by name: `self=module`, as torch.distributed does."""
         result = original(*args, **kwargs)
         if self.on and not self.busy:
             module = args[0] if args else kwargs["self"]
-            missing, unexpected = (list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys"))
+            missing, unexpected = (
+                list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys")
+            )
             self.e.loaded = self.e.loaded[-ROOM:] + [(type(module).__name__, missing, unexpected)]
             if not self.e.stepped:
                 self.e.loads_before = loads.count()
         return result
 
     def see_taking(self, module: nn.Module, *args, **kwargs) -> None:
-        """The weights are read to be kept elsewhere: by a round of federated learning, say."""
+        """Note that the weights are read to be kept elsewhere: by a round of federated learning,
+        say.
+        """
         if not self.idle and any(module is m for m in self.e.models):
             self.e.taken.add(self.e.rounds)
 
     def note_packing(self, *args) -> None:
-        """What is saved for a backward is saved in some other form."""
+        """Note that what is saved for a backward pass is saved in some other form."""
         self.e.packed = self.e.packed or not self.idle
 
     def see_restart(self, original: Callable, loader: DataLoader) -> Any:
-        """An epoch begins; or one batch is wanted, and it is always the first one."""
+        """Return an epoch begins; or one batch is wanted, and it is always the first one."""
         if not self.idle and len(self.e.restarted) < ROOM:
-            stream = isinstance(loader.dataset, IterableDataset)  # it may have no end; without a size it gives batches
+            # it may have no end; without a size it gives batches
+            stream = isinstance(loader.dataset, IterableDataset)
             batches = int(loader.batch_size is None) if stream else len(loader)
             known = self.e.restarted.setdefault(id(loader), (batches, set(), id(loader.dataset)))
             if torch.is_grad_enabled():  # or it is looked through, to see how good the model is
                 known[1].add(self.e.rounds)
         return original(loader)
 
-    def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
+    def see_warning(
+        self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs
+    ) -> None:
         if not self.idle and len(self.e.warned) < 8 * ROOM:
             self.e.warned.append(str(message))
         original(message, category, stacklevel + 2, *args, **kwargs)  # this frame and the patch's
 
     def without_hooks(self, original: Callable, module: nn.Module, *args) -> Any:
-        """What a module gives to be copied or written."""
+        """Return what a module gives to be copied or written."""
         return self._bare(original(module, *args))
 
     def _bare(self, state: Any) -> Any:
@@ -204,13 +254,21 @@ class Attachments:
             hooks = state.get(name)
             ours = self.handles.intersection(hooks) if isinstance(hooks, dict) else ()
             if ours:
-                state = state | {name: type(hooks)((k, v) for k, v in hooks.items() if k not in ours)}
+                state = state | {
+                    name: type(hooks)((k, v) for k, v in hooks.items() if k not in ours)
+                }
         return state
 
     def lifted(self, original: Callable, module: nn.Module, *args, **kwargs) -> Any:
-        """A module that copies itself, or looks for hooks, reads its own attributes: our hooks are off meanwhile."""
+        """Return A module that copies itself, or looks for hooks, reads its own attributes: our
+        hooks are off meanwhile.
+        """
         every = [getattr(m, name) for m in module.modules() for name in HOOKS]
-        kept = [(hooks, {key: hooks[key] for key in self.handles.intersection(hooks)}) for hooks in every if hooks]
+        kept = [
+            (hooks, {key: hooks[key] for key in self.handles.intersection(hooks)})
+            for hooks in every
+            if hooks
+        ]
         try:
             for hooks, ours in kept:
                 for key in ours:
@@ -235,8 +293,10 @@ def no_hook(*args, **kwargs) -> None:
 
 
 class Part:
-    """A part of the observer. Who keeps the handle of a hook keeps all hooks of that module, ours among them, so a copy
-    of a model may come by here: it holds the same part, and what is written holds none."""
+    """A part of the observer. Who keeps the handle of a hook keeps all hooks of that module, ours
+    among them, so a copy of a model may come by here: it holds the same part, and what is written
+    holds none.
+    """
 
     def __init__(self, at: Attachments):
         self.at = at
@@ -253,13 +313,17 @@ class Part:
 
 
 def quietly(method: Callable) -> Callable:
-    """Observing must never end the run that is observed: a fault in it is noted and makes verdicts UNKNOWN. What is
-    asked of tensors meanwhile is shown to no mode, neither ours (eye.py) nor one of the program's."""
+    """Observing must never end the run that is observed: a fault in it is noted and makes verdicts
+    UNKNOWN. What is asked of tensors meanwhile is shown to no mode, neither ours (eye.py) nor one
+    of the program's.
+    """
     return _guarded(method, torch._C.DisableTorchFunction)
 
 
 def quietly_calling(method: Callable) -> Callable:
-    """The same for what calls the program's own functions again, which may need the program's modes."""
+    """Return the same for what calls the program's own functions again, which may need the
+    program's modes.
+    """
     return _guarded(method, contextlib.nullcontext)
 
 
@@ -284,7 +348,7 @@ def _guarded(method: Callable, aside: Callable) -> Callable:
 
 
 def with_own(base: type, name: str) -> list[type]:
-    """The class and all its subclasses that define this method themselves."""
+    """Return the class and all its subclasses that define this method themselves."""
     kinds, owning = [base], []
     while kinds:
         kind = kinds.pop()
@@ -295,7 +359,9 @@ def with_own(base: type, name: str) -> list[type]:
 
 
 def spoken_before() -> list[str]:
-    """Warnings that some modules gave before the watch began: Python remembers the texts it has shown."""
+    """Warnings that some modules gave before the watch began: Python remembers the texts it has
+    shown.
+    """
     texts = []
     for name in SPOKE_BEFORE:
         for key in getattr(sys.modules.get(name), "__warningregistry__", {}):

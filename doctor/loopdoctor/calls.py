@@ -1,14 +1,15 @@
 """Who is called: models, teachers and losses, and what they gave since the last backward.
 
-A model that was given gets its hooks at once. One that was not is found: until the first round ends, every module that
-no other module called is a whole model, and later owners.py may put the object that holds several of them in their
-place. The parts of a model may be called one by one, or its forward method past its hooks. Such a model is read at its
-two ends: what went into the embedding and what came out of the head.
+A model that was given gets its hooks at once. One that was not is found: until the first round
+ends, every module that no other module called is a whole model, and later owners.py may put the
+object that holds several of them in their place. The parts of a model may be called one by one, or
+its forward method past its hooks. Such a model is read at its two ends: what went into the
+embedding and what came out of the head.
 
 Losses are seen where torch itself looks them up: nn.CrossEntropyLoss calls `F.cross_entropy`.
 
-Footgun: hooks inside a compiled graph break it or do not fire. A compiled model is only seen from outside, and the
-Evidence says that it is opaque.
+Footgun: hooks inside a compiled graph break it or do not fire. A compiled model is only seen from
+outside, and the Evidence says that it is opaque.
 """
 
 import weakref
@@ -41,7 +42,14 @@ OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 class Calls(Part):
     """Sees the calls of models and losses."""
 
-    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits, eye: Eye):
+    def __init__(
+        self,
+        at: Attachments,
+        model: nn.Module | None,
+        teachers: Sequence[nn.Module],
+        waits: Waits,
+        eye: Eye,
+    ):
         super().__init__(at)
         self.waits, self.layers, self.latents, self.eye = waits, Given(at), Latents(at), eye
         self.backwards = 0
@@ -49,7 +57,8 @@ class Calls(Part):
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.embedded: list[Tensor] = []  # ids
-        self.placed: list[Tensor] = []  # what tables were asked for that is one row: places, as a rule
+        # what tables were asked for that is one row: places, as a rule
+        self.placed: list[Tensor] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.fed_data: set[int] = set()  # ids of modules that were given data, with gradients on
         self.given = [unwrap(m, []) for m in teachers]
@@ -62,10 +71,13 @@ class Calls(Part):
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # the last of each model
-        self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
-        self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}  # hooks that count calls, by id of the module
+        # calls by role and gradient mode: the arguments of the first are kept for the probes
+        self.kept = Counter()
+        # hooks that count calls, by id of the module
+        self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}
         self.always: set[int] = set()  # ids of those that are counted throughout
-        self.fused = False  # torch's own encoder layers are called without hooks where they run as one operation
+        # torch's own encoder layers are called without hooks where they run as one operation
+        self.fused = False
         self.met: dict[
             int, tuple[Tree, list[nn.Module]]
         ] = {}  # id of a whole model -> as it was, parts with an adapter
@@ -104,16 +116,21 @@ class Calls(Part):
         self.calls = [c for c in self.calls if c.role != "model"]
 
     def complete(self) -> None:
-        """Before each backward: a model that was compiled in place meanwhile, one that was called past its hooks."""
+        """Before each backward: a model that was compiled in place meanwhile, one that was called
+        past its hooks.
+        """
         self._see_compiled()
         learning = [c for c in self.calls if c.role == "model" and c.grad and not c.raised]
         if not learning:
             self._call_from_ends()
-        elif learning[-1].logits is None and learning[-1].ids is not None:  # of a backbone whose head the loss applies
+        elif learning[-1].logits is None and learning[-1].ids is not None:
+            # of a backbone whose head the loss applies
             self._head_of_its_own(learning[-1])
 
     def let_go(self) -> None:
-        """Of logits and losses, which a program may have let go of already: backward needs the memory."""
+        """Of logits and losses, which a program may have let go of already: backward needs the
+        memory.
+        """
         for call in self.calls:
             call.logits = call.loss = call.hidden = call.head = None
         for entropy in self.entropies:
@@ -141,15 +158,24 @@ class Calls(Part):
             self._count_less()
 
     def _count_less(self) -> None:
-        """Once is enough to know that a part was called with gradients: its hook would cost a little at each call."""
+        """Once is enough to know that a part was called with gradients: its hook would cost a
+        little at each call.
+        """
         for key in [key for key in self.counted if self.e.called_with_grad.get(key)]:
             self.counted.pop(key)[1].remove()
 
     def _count_again(self) -> None:
-        """What layers are given is of interest in the next step, or all that a sample may be given to."""
+        """Start the counts of a new step: what layers are given, or all that a sample may be given
+        to.
+        """
         for _, m in self.e.modules():
             wanted = self.e.latents or id(m) in self.layers.chosen
-            if wanted and id(m) not in self.counted and id(m) not in self.always and m in self.covered:
+            if (
+                wanted
+                and id(m) not in self.counted
+                and id(m) not in self.always
+                and m in self.covered
+            ):
                 self._counted(m)
 
     def _counted(self, module: nn.Module) -> None:
@@ -158,7 +184,9 @@ class Calls(Part):
         self.at.hook(module, handle)
 
     def settle(self) -> None:
-        """At the end: the final word on who learns, for an optimizer may have come late, as a GAN's second one does."""
+        """At the end: the final word on who learns, for an optimizer may have come late, as a GAN's
+        second one does.
+        """
         owners.promote(self.e, self.given)
         owners.settle(self.e)
 
@@ -172,7 +200,9 @@ class Calls(Part):
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
-        """Under a mode (eye.py) a loss of torch calls itself by its name once more, and so comes by here twice."""
+        """Under a mode (eye.py) a loss of torch calls itself by its name once more, and so comes by
+        here twice.
+        """
         if self.losing == original.__name__:
             return original(*args, **kwargs)
         outer, self.losing = self.losing, original.__name__
@@ -180,7 +210,9 @@ class Calls(Part):
             value = original(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             if not self.at.blind:
-                self._loss(original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error))
+                self._loss(
+                    original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error)
+                )
             raise
         finally:
             self.losing = outer
@@ -189,10 +221,14 @@ class Calls(Part):
         return value
 
     @quietly
-    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
+    def _loss(
+        self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = ""
+    ) -> None:
         given = dict(zip(fed.SIGNED.get(name, ("input", "target")), args)) | kwargs
         given.setdefault("input", given.get("input1", given.get("log_probs")))
-        ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
+        ignored = kwargs.get(
+            "ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100
+        )
         entropy = Entropy(
             round=self.e.rounds,
             name=name,
@@ -203,15 +239,27 @@ class Calls(Part):
             ignored=ignored if name in ("cross_entropy", "nll_loss") else None,
             grad=grad,
             connected=isinstance(value, Tensor) and value.requires_grad,
-            number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
-            width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
+            number=float(value)
+            if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1
+            else None,
+            width=args[0].shape[-1]
+            if args and isinstance(args[0], Tensor) and args[0].dim()
+            else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
-            dtypes=tuple(t.dtype for t in (given.get("input"), given.get("target")) if _of_numbers(t)),
+            dtypes=tuple(
+                t.dtype for t in (given.get("input"), given.get("target")) if _of_numbers(t)
+            ),
             raised=raised,
             log_target=bool(kwargs.get("log_target", False)),
-            log_input=bool(kwargs.get("log_input", args[2] if len(args) > 2 and name.startswith("poisson") else True)),
+            log_input=bool(
+                kwargs.get(
+                    "log_input", args[2] if len(args) > 2 and name.startswith("poisson") else True
+                )
+            ),
             smoothing=float(kwargs.get("label_smoothing", 0.0)),
-            weight=kwargs.get("weight", args[2] if len(args) > 2 else None) if name == "cross_entropy" else None,
+            weight=kwargs.get("weight", args[2] if len(args) > 2 else None)
+            if name == "cross_entropy"
+            else None,
         )
         early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
@@ -242,10 +290,14 @@ class Calls(Part):
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._in_place(module)
             return
-        self.at.hook(module, module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
+        self.at.hook(
+            module, module.register_forward_hook(self._called, with_kwargs=True, always_call=True)
+        )
 
     def _in_place(self, module: nn.Module) -> None:
-        """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
+        """See the calls of a module after `module.compile()`: its hooks are inside the graph and do
+        not fire.
+        """
         holder = weakref.ref(module)
 
         def see(original, *args, **kwargs):
@@ -275,14 +327,20 @@ class Calls(Part):
             self._root(module)
 
     def _discover(self) -> None:
-        """Until the first round ends: every module that is called by no other module is a whole model."""
+        """Until the first round ends: every module that is called by no other module is a whole
+        model.
+        """
         self.discovering = True
 
         def enter(module, args):
             if self.at.blind or self.at.depth:
                 return
             self.calls_deep += 1
-            if self.calls_deep == 1 and module not in self.roots and any(True for _ in module.parameters()):
+            if (
+                self.calls_deep == 1
+                and module not in self.roots
+                and any(True for _ in module.parameters())
+            ):
                 self._root(module)
                 self._cover(module)
 
@@ -304,7 +362,9 @@ class Calls(Part):
 
     @quietly
     def _cover(self, model: nn.Module) -> None:
-        """Count the calls of every module with parameters of its own, and see the two ends of the model."""
+        """Count the calls of every module with parameters of its own, and see the two ends of the
+        model.
+        """
         if is_compiled(model):
             return
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
@@ -315,7 +375,9 @@ class Calls(Part):
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         self.layers.meet(model)
         self.laid |= graphs.sequences(model)
-        if not self.fused and any(isinstance(m, nn.TransformerEncoderLayer) for m in model.modules()):
+        if not self.fused and any(
+            isinstance(m, nn.TransformerEncoderLayer) for m in model.modules()
+        ):
             self.fused = True
             self.at.around(nn.TransformerEncoderLayer, "forward", self._unhooked)
         for name, m in model.named_modules():
@@ -341,18 +403,29 @@ class Calls(Part):
                 self.at.hook(m, m.register_forward_hook(self._embedded))
 
     def _unhooked(self, original: Callable, layer: nn.Module, *args, **kwargs) -> Any:
-        """At rest, torch's own layer runs as one fused operation, unless hooks are in it; the two round differently."""
-        learns = layer.training or torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+        """At rest, torch's own layer runs as one fused operation, unless hooks are in it; the two
+        round differently.
+        """
+        learns = (
+            layer.training
+            or torch.is_grad_enabled()
+            and any(p.requires_grad for p in layer.parameters())
+        )
         if learns or torch.compiler.is_compiling():
             return original(layer, *args, **kwargs)
         return self.at.lifted(original, layer, *args, **kwargs)
 
     def _each(self, name: str, dropout: bool) -> Callable:
-        """A hook for parts of which each call is of interest."""
+        """Return A hook for parts of which each call is of interest."""
 
         def count(module, args):
             self._count(module, args)
-            if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if (
+                dropout
+                and self.at.on
+                and torch.is_grad_enabled()
+                and not torch.compiler.is_compiling()
+            ):
                 self.e.dropouts[id(module)] = name, module.training, module.p
 
         return count
@@ -375,13 +448,19 @@ class Calls(Part):
             self.latents.given(args)
 
     def _embedded(self, module, args, output) -> None:
-        if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training
+        # an evaluation in between must not stand for the training
+        if torch.is_grad_enabled() and not self.at.depth:
             self._note_embedded(module, args)
 
     @quietly
     def _note_embedded(self, module, args) -> None:
         ids = args[0] if args else None
-        if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
+        if (
+            readable(ids)
+            and ids.dim() == 2
+            and len(self.embedded) < 8
+            and measures.looked(self.e.rounds)
+        ):
             self.embedded.append(ids)
             self.e.lookups = self.embedded
         if readable(ids) and ids.dim() == 1 and len(self.placed) < 4 and self.e.rounds == 0:
@@ -418,7 +497,8 @@ class Calls(Part):
         if mine & known:  # a wrapper around a model we know, or a part of it called by itself
             return "other"
         if self._learns(module):
-            e.teachers[:] = [m for m in e.teachers if m is not module]  # evaluated before its first training call
+            # evaluated before its first training call
+            e.teachers[:] = [m for m in e.teachers if m is not module]
             e.models.append(unwrap(module, e.wrappers))
             for call in e.of(Call, role="teacher"):
                 if call.module() is module:
@@ -433,10 +513,15 @@ class Calls(Part):
     def _learns(self, module: nn.Module) -> bool:
         """Whether a module called with gradients may be taken for the model."""
         free = self.e.declared["model"] is None and not any(m is module for m in self.given)
-        return free and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        return (
+            free and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        )
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
+        """After each call of a whole model.
+
+        Gradient mode and autocast are still those of the caller.
+        """
         if self.at.blind:
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -456,7 +541,9 @@ class Calls(Part):
     def _record_call(self, module, args, kwargs, output, grad, inference) -> None:
         with torch.set_grad_enabled(grad):
             role = self._role(module)
-        if role == "other" and any(c.round == self.e.rounds and c.role == "model" for c in self.calls):
+        if role == "other" and any(
+            c.round == self.e.rounds and c.role == "model" for c in self.calls
+        ):
             return  # the wrapper of a model whose own call was just recorded
         inner = unwrap(module, [])
         if inner is not module and self.calls and self.calls[-1].module() is inner:
@@ -469,7 +556,9 @@ class Calls(Part):
         if self.idle > CALLS * (self.e.declared.get("steps") or 1):
             return self.at.full()  # no training comes by
         self.kept[role, grad] += 1
-        kept = self.kept[role, grad] <= KEPT or not any(c.role == role and c.grad == grad for c in self.calls)
+        kept = self.kept[role, grad] <= KEPT or not any(
+            c.role == role and c.grad == grad for c in self.calls
+        )
         tree = self.e.tree()
         known = self.met.get(id(module), (None,))[0] is tree
         ps = tree.parameters.values() if known and len(self.e.models) == 1 else module.parameters()
@@ -485,7 +574,8 @@ class Calls(Part):
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
-        if kept and self.e.rounds == 0 and not any(c.looked for c in self.calls):  # else it may be another call's
+        # else it may be another call's
+        if kept and self.e.rounds == 0 and not any(c.looked for c in self.calls):
             call.looked = *self.embedded, *self.placed
         switches = [getattr(m, "disable_adapters", 0) for m in self._adapted(module, tree)]
         call.adapters_off = bool(switches) and all(s is True for s in switches)
@@ -501,7 +591,9 @@ class Calls(Part):
                 call.mark = _mark((*args, *kwargs.values()))
                 call.learns = graphs.on_inputs((*args, *kwargs.values()))
             unread = call.vocabulary is None and call.loss is None
-            if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
+            if role == "other" and (
+                unread or call.vocabulary is not None and self._narrow(call.vocabulary)
+            ):
                 return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model" and self.met.get(id(inner), (None,))[0] is not tree:
             self._cover(inner)
@@ -511,7 +603,9 @@ class Calls(Part):
             self.calls.append(call)
 
     def _criterion(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """A loss or a head with weights of its own (log variances, centres): it is given what a model gave, always."""
+        """Note a call of a loss or head with weights of its own (log variances, centres), which is
+        always given what a model gave.
+        """
         if not any(t.grad_fn is not None for t in tensors(args)):
             self.fed_data.add(id(module))
             self.e.criteria.pop(id(module), None)
@@ -535,23 +629,36 @@ class Calls(Part):
             old.logits = old.loss = None
 
     def _narrow(self, width: int) -> bool:
-        tables = {m.num_embeddings for model in self.e.models for m in model.modules() if isinstance(m, nn.Embedding)}
+        tables = {
+            m.num_embeddings
+            for model in self.e.models
+            for m in model.modules()
+            if isinstance(m, nn.Embedding)
+        }
         return bool(tables) and width not in tables and width < max(tables)
 
     def _whole(self, module: nn.Module) -> bool:
         """Whether a module that shares parameters with a known model stands for all of it."""
         mine = {id(p) for p in module.parameters()}
         return any({id(p) for p in m.parameters()} <= mine for m in self.e.models) or (
-            any(isinstance(m, nn.Embedding) for m in module.modules()) and module.__class__.__name__.endswith("LM")
+            any(isinstance(m, nn.Embedding) for m in module.modules())
+            and module.__class__.__name__.endswith("LM")
         )
 
     def _call_from_ends(self) -> None:
-        """The model was not called as a whole (its forward method, or its parts): read it at its two ends."""
+        """Read a model at its two ends, as it was not called as a whole (its forward method, or its
+        parts).
+        """
         logits, ids = self.ends.get("logits"), self.ends.get("ids")
         if logits is None and ids is None:
             return
         call = Call(
-            self.e.rounds, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast")
+            self.e.rounds,
+            "model",
+            grad=True,
+            inference=False,
+            training=True,
+            autocast=self.ends.get("autocast"),
         )
         if self.e.models:
             call.training = self.e.models[0].training
@@ -561,18 +668,32 @@ class Calls(Part):
             self._head_of_its_own(call)
         else:
             call.ids = on_cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
-            call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
+            call.logits, call.vocabulary, call.requires_grad = (
+                logits,
+                logits.shape[-1],
+                logits.requires_grad,
+            )
             call.finite = finite(logits)
         if self.e.note(call):
             self.calls.append(call)
 
     def _head_of_its_own(self, call: Call) -> None:
-        """A loss that applies the head itself, by chunks, makes no logits: note what it makes them of."""
+        """Note what a loss is given that applies the head itself, by chunks, and so makes no
+        logits.
+        """
         hidden, weight = self.ends.get("hidden"), self.e.head()
         if hidden is None or weight is None:
             return
-        if hidden.shape[:2] == call.ids.shape and weight.dim() == 2 and hidden.shape[2] == weight.shape[1]:
-            call.hidden, call.head, call.vocabulary = hidden.detach(), weight.detach(), weight.shape[0]
+        if (
+            hidden.shape[:2] == call.ids.shape
+            and weight.dim() == 2
+            and hidden.shape[2] == weight.shape[1]
+        ):
+            call.hidden, call.head, call.vocabulary = (
+                hidden.detach(),
+                weight.detach(),
+                weight.shape[0],
+            )
 
 
 def _of_numbers(x: Any) -> bool:
@@ -586,14 +707,22 @@ def _rows(given: Sequence[Any]) -> int:
 
 
 def _last_norm(model: nn.Module) -> nn.Module | None:
-    """The last module with one row of weights as wide as the embedding: what the head is given comes out of it."""
+    """Return the last module with one row of weights as wide as the embedding: what the head is
+    given comes out of it.
+    """
     widths = {m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)}
-    rows = [m for m in model.modules() if isinstance(getattr(m, "weight", None), Tensor) and m.weight.dim() == 1]
+    rows = [
+        m
+        for m in model.modules()
+        if isinstance(getattr(m, "weight", None), Tensor) and m.weight.dim() == 1
+    ]
     return next((m for m in reversed(rows) if m.weight.numel() in widths), None)
 
 
 def _is_criterion(module: nn.Module, output: Any) -> bool:
-    """One number of weights of its own, or the answers of a head in training; a loss may hold a network that rests."""
+    """One number of weights of its own, or the answers of a head in training; a loss may hold a
+    network that rests.
+    """
     if not isinstance(output, Tensor) or not output.requires_grad:
         return False
     ps = module.parameters(recurse=output.numel() != 1)
@@ -601,11 +730,15 @@ def _is_criterion(module: nn.Module, output: Any) -> bool:
 
 
 def _parametrised(module: nn.Module) -> bool:
-    """Whether its weight is computed anew whenever it is read (weight norm), which may change it."""
-    return not isinstance(module, torch.jit.ScriptModule) and "weight" in module._modules.get("parametrizations", ())
+    """Whether its weight is computed anew whenever it is read (weight norm), which may change
+    it.
+    """
+    return not isinstance(module, torch.jit.ScriptModule) and "weight" in module._modules.get(
+        "parametrizations", ()
+    )
 
 
 def _mark(given: tuple) -> Tensor | None:
-    """A few numbers of the first tensor, which tell one batch from another."""
+    """Return A few numbers of the first tensor, which tell one batch from another."""
     x = next((x for x in given if readable(x) and x.numel()), None)
     return None if x is None else histograms.few(x, MARKED)

@@ -1,10 +1,12 @@
-"""The dominance graph: which fault explains which other finding, so that a report names one cause and not 25 effects.
+"""The dominance graph: which fault explains which other finding, so that a report names one cause
+and not 25 effects.
 
-An entry `cause: effects` says that whoever has the cause will see the effects as well, so they are folded under it.
-The order of the entries is the order of roots in a report: what makes a run senseless comes before what makes it worse.
+An entry `cause: effects` says that whoever has the cause will see the effects as well, so they are
+folded under it. The order of the entries is the order of roots in a report: what makes a run
+senseless comes before what makes it worse.
 
-Footgun: a graph that folds too much hides a second fault. An effect is folded only when the cause makes it certain or
-nearly so; two faults that merely may occur together both stay roots.
+Footgun: a graph that folds too much hides a second fault. An effect is folded only when the cause
+makes it certain or nearly so; two faults that merely may occur together both stay roots.
 """
 
 from loopdoctor.finding import SEVERITIES, Finding
@@ -108,7 +110,11 @@ def order(findings: list[Finding]) -> list[Finding]:
     explained: dict[str, str] = {}
     for cause in sorted(by_check, key=lambda check: ranks.get(check, len(ranks))):
         for effect in CAUSES.get(cause, ()) + OF_A_LOG.get(cause, ()):
-            if effect in by_check and effect not in explained and not _explains(effect, cause, explained):
+            if (
+                effect in by_check
+                and effect not in explained
+                and not _explains(effect, cause, explained)
+            ):
                 explained[effect] = cause
     roots = [f for f in findings if f.check not in explained]
     roots.sort(key=lambda f: (SEVERITIES.index(f.severity), ranks.get(f.check, len(ranks))))

@@ -2,17 +2,20 @@
 
     @check("N11")
     def rate_is_zero(e: Evidence) -> Fired | Verdict:
-        '''Steps are made and nothing changes, because the learning rate is zero.        the symptom, as it is met
+        '''Steps are made and nothing changes, because the learning rate is zero.
+        the symptom, as it is met
 
-        Fires when all rates of all optimizers were zero in three steps running ...      how it decides
+        Fires when all rates of all optimizers were zero in three steps running ...
+        how it decides
 
-        ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the schedule's ...
-        '''
+        ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the
+        schedule's ... '''
 
-The last paragraph has one fault or several, each on a line of its own: severities, name, cause, fix. Faults that share
-a name are told apart after a slash (wrong-loss/summed). The function returns `fires(observed, expected, ...)` or a
-Verdict. It fires with the figures of this run; name, cause and fix are quoted from the page, so that each text stands
-once, for the report, the page of the checks and the README.
+The last paragraph has one fault or several, each on a line of its own: severities, name, cause,
+fix. Faults that share a name are told apart after a slash (wrong-loss/summed). The function returns
+`fires(observed, expected, ...)` or a Verdict. It fires with the figures of this run; name, cause
+and fix are quoted from the page, so that each text stands once, for the report, the page of the
+checks and the README.
 
 Footgun: `python -OO` removes docstrings, so there this package cannot be imported, and says so.
 """
@@ -40,7 +43,8 @@ class Fired(NamedTuple):
     severity: str  # "" for the first that the page allows
     fault: str  # key of the fault; "" for the first on the page
     blanks: dict[str, object]  # what stands in braces in its cause and fix
-    at: tuple[Place, ...] = ()  # lines of the program; those that the check looked at where it names none
+    # lines of the program; those that the check looked at where it names none
+    at: tuple[Place, ...] = ()
 
 
 def fires(
@@ -51,7 +55,9 @@ def fires(
     at: Iterable[Place | None] = (),
     **blanks,
 ) -> Fired:
-    """Say what was seen; `at` are the lines that did it, where the check knows better than what it looked at."""
+    """Say what was seen; `at` are the lines that did it, where the check knows better than what it
+    looked at.
+    """
     places = tuple(place for place in at if place is not None)
     return Fired(observed, expected, severity, fault, blanks, places)
 
@@ -80,14 +86,24 @@ class Check(NamedTuple):
         return self.finding(*outcome)
 
     def finding(
-        self, observed: str, expected: str, severity: str, fault: str, blanks: dict, at: tuple[Place, ...] = ()
+        self,
+        observed: str,
+        expected: str,
+        severity: str,
+        fault: str,
+        blanks: dict,
+        at: tuple[Place, ...] = (),
     ) -> Finding:
         name, severities, cause, fix = self.faults[fault or next(iter(self.faults))]
         if severity and severity not in severities:
-            raise ValueError(f"severity = {severity!r}: the page of {self.id} allows {', '.join(severities)}")
+            raise ValueError(
+                f"severity = {severity!r}: the page of {self.id} allows {', '.join(severities)}"
+            )
         cause, fix = cause.format(**blanks), fix.format(**blanks)
         where = tuple(spell(place) for place in at[:PLACES])
-        return Finding(self.id, name, severity or severities[0], observed, expected, cause, fix, where=where)
+        return Finding(
+            self.id, name, severity or severities[0], observed, expected, cause, fix, where=where
+        )
 
 
 def check(id: str) -> Callable[[Callable], Check]:
@@ -97,13 +113,18 @@ def check(id: str) -> Callable[[Callable], Check]:
 
 def _read(id: str, function: Callable) -> Check:
     if not function.__doc__:
-        raise RuntimeError("loopdoctor reads its texts from docstrings, which python -OO removes; run without -OO")
+        raise RuntimeError(
+            "loopdoctor reads its texts from docstrings, which python -OO removes; run without -OO"
+        )
     symptom, *about, last = inspect.getdoc(function).split("\n\n")
     faults = {}
     for text in re.split(r"\n(?=ERROR |WARN |NOTE )", last):
         match = FAULT.fullmatch(_line(text))
         if match is None:
-            raise ValueError(f"the page of {id} ends in {text!r}; a fault is written `SEVERITY name: cause Fix: fix`")
+            raise ValueError(
+                f"the page of {id} ends in {text!r}; a fault is written `SEVERITY name: cause "
+                "Fix: fix`"
+            )
         severities, key, cause, fix = match.groups()
         faults[key] = Fault(key.partition("/")[0], tuple(severities.split(" or ")), cause, fix)
     name = next(iter(faults.values())).name

@@ -1,20 +1,23 @@
 """Does a decoder see the tokens that it is asked for?
 
     h = self.core(source, target)                       nn.Transformer without a tgt_mask
-    tgt_mask = torch.tril(torch.ones(T, T)).bool()      True hides in torch's layers: this shows what comes later
-    tgt_mask = torch.ones(T, T).tril()                  numbers are added to the scores: this hides nothing
+    tgt_mask = torch.tril(torch.ones(T, T)).bool()
+    True hides in torch's layers: this shows what comes later
+    tgt_mask = torch.ones(T, T).tril()
+    numbers are added to the scores: this hides nothing
 
-A model that is given two texts, of which one is the target of the loss moved on by a place, has that one as its
-decoder's input. The call is made once more before the first step, in eval mode, with the second half of that text taken
-from another row: the answers before it must not move.
+A model that is given two texts, of which one is the target of the loss moved on by a place, has
+that one as its decoder's input. The call is made once more before the first step, in eval mode,
+with the second half of that text taken from another row: the answers before it must not move.
 
 Whether what fills such texts up to one length counts in the loss is asked as well.
 
-Footguns: only places of the first half that the loss asks for are compared, and a text that is not what the loss asks
-for (tags, an input of a denoiser) is none. Where each token has a loss of its own (reduction="none") a mask comes
-behind it, so nothing is known of padding, and a prompt in front may see itself: the last tokens alone are changed. A
-decoder may be told how long the text is, so the padding stays where it is. The last of sorted numbers, or a goal that
-is not left again, ends rows as well: so padding fills the other text too, or stands behind one token, that of the end.
+Footguns: only places of the first half that the loss asks for are compared, and a text that is not
+what the loss asks for (tags, an input of a denoiser) is none. Where each token has a loss of its
+own (reduction="none") a mask comes behind it, so nothing is known of padding, and a prompt in front
+may see itself: the last tokens alone are changed. A decoder may be told how long the text is, so
+the padding stays where it is. The last of sorted numbers, or a goal that is not left again, ends
+rows as well: so padding fills the other text too, or stands behind one token, that of the end.
 """
 
 import contextlib
@@ -29,7 +32,8 @@ from loopdoctor.evidence import Backward, Call, Entropy, Evidence
 from loopdoctor.reading import readable
 
 WORK = 2**34  # numbers of a text times weights of a model: what a replay may cost
-LEAST, PLACES, SHARE, VARIETY = 3, 4, 0.95, 4  # rows; places; of the targets that follow; different ones
+# rows; places; of the targets that follow; different ones
+LEAST, PLACES, SHARE, VARIETY = 3, 4, 0.95, 4
 ROUNDS = 3  # in which texts are filled up
 
 
@@ -46,13 +50,20 @@ class Ahead(NamedTuple):
 
 
 def match(e: Evidence, event: Backward) -> None:
-    """At a backward of the first rounds: e.probes["decoded"] of the first one, and e.probes["filled"] of each."""
-    losses = [n for n in event.entropies if n.name == "cross_entropy" and n.connected and n.target is not None]
+    """At a backward of the first rounds: e.probes["decoded"] of the first one, and
+    e.probes["filled"] of each.
+    """
+    losses = [
+        n
+        for n in event.entropies
+        if n.name == "cross_entropy" and n.connected and n.target is not None
+    ]
     for call in event.calls:
         if call.role != "model" or not call.grad:
             continue
         texts = {key: x for key, x in [*enumerate(call.args), *call.kwargs.items()] if _text(x)}
-        told = any(_same(x, n.target) for x in texts.values() for n in losses)  # its labels are given to it
+        # its labels are given to it
+        told = any(_same(x, n.target) for x in texts.values() for n in losses)
         told = told or any(_labels(x, y) for x, y in itertools.permutations(texts.values(), 2))
         if len(texts) < 2 or len({len(x) for x in texts.values()}) > 1 or told:
             continue
@@ -77,11 +88,17 @@ def _text(x) -> bool:
 
 
 def _same(x: Tensor, target: Tensor) -> bool:
-    return target.numel() == x.numel() and target.device == x.device and bool((target.reshape(x.shape) == x).all())
+    return (
+        target.numel() == x.numel()
+        and target.device == x.device
+        and bool((target.reshape(x.shape) == x).all())
+    )
 
 
 def _labels(x: Tensor, y: Tensor) -> bool:
-    """Whether y holds tokens of x at their own places, and others that do not count: the model shifts them itself."""
+    """Whether y holds tokens of x at their own places, and others that do not count: the model
+    shifts them itself.
+    """
     asked = y >= 0
     return x.shape == y.shape and bool(asked.any()) and bool((x == y)[asked].float().mean() > SHARE)
 
@@ -92,17 +109,29 @@ def _follows(x: Tensor, target: Tensor) -> bool:
         return False
     here, there = x[:, 1:], target.reshape(x.shape)[:, :-1]
     asked = there >= 0
-    return len(there[asked].unique()) >= VARIETY and bool((here == there)[asked].float().mean() > SHARE)
+    return len(there[asked].unique()) >= VARIETY and bool(
+        (here == there)[asked].float().mean() > SHARE
+    )
 
 
 def _filled(target: Tensor, loss: Entropy, others: list[Tensor]) -> tuple[int, int, int] | None:
-    """What fills the rows up to one length, and counts: how many targets, of how many, and which."""
+    """Return what fills the rows up to one length, and counts: how many targets, of how many, and
+    which.
+    """
     last = target[:, -1].mode().values
     runs = _ending(target, last).sum(1)
-    some = len(target.unique()) >= 2 * VARIETY and _at_ends(target, last) and int(last) != loss.ignored and last >= 0
-    if not some or loss.weight is not None and not float(loss.weight[last]):  # or its class counts nothing
+    some = (
+        len(target.unique()) >= 2 * VARIETY
+        and _at_ends(target, last)
+        and int(last) != loss.ignored
+        and last >= 0
+    )
+    # or its class counts nothing
+    if not some or loss.weight is not None and not float(loss.weight[last]):
         return None
-    found = _behind_one(target, runs) or any(_at_ends(x, last) for x in others if x.device == last.device)
+    found = _behind_one(target, runs) or any(
+        _at_ends(x, last) for x in others if x.device == last.device
+    )
     return (int(runs.sum()), target.numel(), int(last)) if found else None
 
 
@@ -125,7 +154,9 @@ def _behind_one(target: Tensor, runs: Tensor) -> bool:
 
 
 def _goes_on(x: Tensor, y: Tensor) -> bool:
-    """Whether y (actions) goes up and down where the text, a place each, ends in one and the same token (a goal)."""
+    """Whether y (actions) goes up and down where the text, a place each, ends in one and the same
+    token (a goal).
+    """
     if x.shape != y.shape or x.device != y.device:
         return False
     moved = y.diff(dim=1) * _ending(x, x[:, -1].mode().values)[:, :-1]
@@ -133,7 +164,7 @@ def _goes_on(x: Tensor, y: Tensor) -> bool:
 
 
 def fills(e: Evidence) -> tuple[int, int, int] | None:
-    """The same of all rounds, if all are filled up with one and the same."""
+    """Return the same of all rounds, if all are filled up with one and the same."""
     found = list(e.probes.get("filled", {}).values())
     same = len(found) >= ROUNDS and None not in found and len({token for *_, token in found}) == 1
     return found[0] if same else None
@@ -148,15 +179,27 @@ def run(e: Evidence) -> None:
     text = _given(found.call)[found.key]
     if text.numel() * sum(p.numel() for p in module.parameters()) > WORK:
         return
-    words = torch.cat([found.asked[:, :1], found.asked[:, :-1]], 1)  # no padding: a token is asked for a place before
-    later = words & words.roll(1, 0) & (torch.arange(text.shape[1], device=text.device) >= found.cut)
+    # no padding: a token is asked for a place before
+    words = torch.cat([found.asked[:, :1], found.asked[:, :-1]], 1)
+    later = (
+        words & words.roll(1, 0) & (torch.arange(text.shape[1], device=text.device) >= found.cut)
+    )
     changed = torch.where(later, text.roll(1, 0), text)
-    unfit = contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+    unfit = contextlib.suppress(
+        RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError
+    )
     with unfit, replays.resting(module.modules()):
         first, again, after = (_answer(module, found, x) for x in (text, text, changed))
-        if first is not None and after is not None and first.equal(again) and first.shape == after.shape:
+        if (
+            first is not None
+            and after is not None
+            and first.equal(again)
+            and first.shape == after.shape
+        ):
             moved = (first - after).abs().amax(-1) * found.asked
-            e.probes["decoder"] = Ahead(float(moved[:, : found.cut].max()), float(moved[:, found.cut :].max()))
+            e.probes["decoder"] = Ahead(
+                float(moved[:, : found.cut].max()), float(moved[:, found.cut :].max())
+            )
 
 
 def _given(call: Call) -> dict:
@@ -173,11 +216,13 @@ def _answer(module, found: Decoded, text: Tensor) -> Tensor | None:
 
 
 def _laid(x: Tensor, text: Tensor) -> Tensor | None:
-    """An answer as (B, T, C), which may come as (T, B, C), (B, C, T) or (B * T, C)."""
+    """Return an answer as (B, T, C), which may come as (T, B, C), (B, C, T) or (B * T, C)."""
     (rows, places), x = text.shape, x.float().nan_to_num()
     if x.dim() == 2 and len(x) == rows * places:
         return x.reshape(rows, places, -1)
     if x.dim() != 3 or rows == places:
         return None
     turns = {(0, 1): x, (1, 0): x.transpose(0, 1), (0, 2): x.transpose(1, 2)}
-    return next((y for at, y in turns.items() if (x.shape[at[0]], x.shape[at[1]]) == (rows, places)), None)
+    return next(
+        (y for at, y in turns.items() if (x.shape[at[0]], x.shape[at[1]]) == (rows, places)), None
+    )

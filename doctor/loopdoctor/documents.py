@@ -3,15 +3,17 @@
     ids        0 17 4 4 9   0 12 5 5   0 11 3 8 8 2
     positions  0  1 2 3 4   0  1 2 3   0  1 2 3 4 5
 
-Positions that are given by name tell it. Others are looked for among what the model is given in another place of its
-arguments, and what its tables are asked for: numbers that rise by one and fall back to the least of them.
+Positions that are given by name tell it. Others are looked for among what the model is given in
+another place of its arguments, and what its tables are asked for: numbers that rise by one and fall
+back to the least of them.
 
-Footgun: other things are counted so too. Columns of a picture fall back at the same places in each row, and the second
-part of a pair (the sound of a text) once in a row. Digits of a number and words of a turn stand beside a position that
-counts on, or a number for the turn. So, but for positions that are given by name, a row needs three documents, and
-rows other ones; nothing else may be looked up that counts on; and where no argument is called position_ids, documents
-must begin or end with tokens that stand nowhere else, or their numbers must be given. A replay then shows whether the
-row has an order of its own: angles (rotary) or a table of places that go on over the borders.
+Footgun: other things are counted so too. Columns of a picture fall back at the same places in each
+row, and the second part of a pair (the sound of a text) once in a row. Digits of a number and words
+of a turn stand beside a position that counts on, or a number for the turn. So, but for positions
+that are given by name, a row needs three documents, and rows other ones; nothing else may be looked
+up that counts on; and where no argument is called position_ids, documents must begin or end with
+tokens that stand nowhere else, or their numbers must be given. A replay then shows whether the row
+has an order of its own: angles (rotary) or a table of places that go on over the borders.
 """
 
 import inspect
@@ -39,7 +41,7 @@ class Packed(NamedTuple):
 
 
 def packed(call: Call) -> Packed | None:
-    """The documents of a call whose positions begin anew inside a row."""
+    """Return the documents of a call whose positions begin anew inside a row."""
     if call.ids is None or call.ids.shape[1] < ROWS:
         return None
     if call.positions is not None:
@@ -48,12 +50,19 @@ def packed(call: Call) -> Packed | None:
         return Packed(starts, True, text) if starts is not None and bool(starts.any()) else None
     given = dict(_given(call))
     looked = [on_cpu(x) for x in call.looked if not x.is_floating_point()]
-    for name, p in (*given.items(), *(("", x) for x in looked if x.dim() == 2 and x.shape == call.ids.shape)):
+    for name, p in (
+        *given.items(),
+        *(("", x) for x in looked if x.dim() == 2 and x.shape == call.ids.shape),
+    ):
         starts = None if torch.equal(p, call.ids) else _restarts(p)
         if starts is None or _counts_on(looked, starts):
             continue
         text = _text(p, starts)
-        if name == NAME or _bordered(call.ids, starts, text) or any(_numbers(x, starts) for x in given.values()):
+        if (
+            name == NAME
+            or _bordered(call.ids, starts, text)
+            or any(_numbers(x, starts) for x in given.values())
+        ):
             return Packed(starts, name == NAME, text)
     return None
 
@@ -62,15 +71,21 @@ def resets(call: Call) -> Tensor:
     """Where inside a row positions begin anew with a document of at least two tokens."""
     p = call.positions.expand_as(call.ids) if call.positions.shape[0] == 1 else call.positions
     starts = torch.zeros_like(p, dtype=torch.bool)
-    starts[:, 1:-1] = (p[:, 1:-1] == p[:, :1]) & (p[:, 1:-1] < p[:, :-2]) & (p[:, 2:] == p[:, 1:-1] + 1)
+    starts[:, 1:-1] = (
+        (p[:, 1:-1] == p[:, :1]) & (p[:, 1:-1] < p[:, :-2]) & (p[:, 2:] == p[:, 1:-1] + 1)
+    )
     if call.mask is not None and call.mask.shape == p.shape:
         starts &= call.mask != 0
     return starts
 
 
 def marks(ids: Tensor, starts: Tensor, text: Tensor) -> Tensor:
-    """Tokens by which a model may tell where documents begin and end: a few that stand at all of the borders."""
-    kinds = [ids[where].unique() for where in (starts, _before(starts)) if _borders(ids, where, text)]
+    """Tokens by which a model may tell where documents begin and end: a few that stand at all of
+    the borders.
+    """
+    kinds = [
+        ids[where].unique() for where in (starts, _before(starts)) if _borders(ids, where, text)
+    ]
     kinds += [kind for where in (starts, _before(starts)) if len(kind := ids[where].unique()) <= 2]
     return torch.cat(kinds or [ids.new_empty(0)])
 
@@ -84,28 +99,45 @@ class Order(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in TIMES | PLUS and len(args) == 2 and all(isinstance(x, Tensor) for x in args) and not self.goes_on:
+        if (
+            name in TIMES | PLUS
+            and len(args) == 2
+            and all(isinstance(x, Tensor) for x in args)
+            and not self.goes_on
+        ):
             x, table = args if args[0].numel() >= args[1].numel() else args[::-1]
             if self._laid(x, table):
                 self.goes_on = self._added(x, table) if name in PLUS else self._turned(table)
         return func(*args, **(kwargs or {}))
 
     def _laid(self, x: Tensor, table: Tensor) -> bool:
-        """Whether a table with numbers for each place of a row is used for several rows, or heads."""
+        """Whether a table with numbers for each place of a row is used for several rows, or
+        heads.
+        """
         places, shape = self.starts.shape[1], table.shape[:-1]
-        fits = 1 < table.dim() <= x.dim() and table.numel() < x.numel() and table.shape[-1] == x.shape[-1]
+        fits = (
+            1 < table.dim() <= x.dim()
+            and table.numel() < x.numel()
+            and table.shape[-1] == x.shape[-1]
+        )
         numbers = table.is_floating_point() or table.is_complex()
-        return fits and numbers and [*shape].count(places) == 1 and table.shape[-1] not in (1, places)
+        return (
+            fits and numbers and [*shape].count(places) == 1 and table.shape[-1] not in (1, places)
+        )
 
     def _added(self, x: Tensor, table: Tensor) -> bool:
-        """A table of places that all rows share."""
+        """Return A table of places that all rows share."""
         return x.dim() == 3 and table.shape[-2] == self.starts.shape[1] and self._on(table)
 
     def _turned(self, table: Tensor) -> bool:
         """Angles, as complex numbers of size 1, or as the second of cosines and sines."""
         alike = [t for t in self.tables if t.shape == table.shape]
         self.tables = [*self.tables[-7:], table]
-        sizes = [table.abs()] if table.is_complex() else [t.float().square() + table.float().square() for t in alike]
+        sizes = (
+            [table.abs()]
+            if table.is_complex()
+            else [t.float().square() + table.float().square() for t in alike]
+        )
         return any(bool((size - 1).abs().max() < 0.03) for size in sizes) and self._on(table)
 
     def _on(self, table: Tensor) -> bool:
@@ -116,11 +148,15 @@ class Order(TorchFunctionMode):
         begins = self.starts[: rows.shape[1]] if own else self.starts[:1]
         numbers = rows.flatten(2) if own else rows.flatten(1)[:, None]
         row, place = begins.nonzero(as_tuple=True)
-        return len(row) > 0 and not bool(torch.isclose(numbers[place, row], numbers[0, row]).all(1).any())
+        return len(row) > 0 and not bool(
+            torch.isclose(numbers[place, row], numbers[0, row]).all(1).any()
+        )
 
 
 def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
-    """Whole numbers that are given beside the ids, one for each token, by the name of the argument."""
+    """Whole numbers that are given beside the ids, one for each token, by the name of the
+    argument.
+    """
     module = call.module()
     try:
         names = [*inspect.signature(module.forward).parameters]
@@ -135,7 +171,9 @@ def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
 
 
 def _restarts(p: Tensor) -> Tensor | None:
-    """Where numbers that rise by one begin anew, in rows of several documents that are not all alike."""
+    """Where numbers that rise by one begin anew, in rows of several documents that are not all
+    alike.
+    """
     p, least = p.long(), int(p.min())
     steps = p[:, 1:] - p[:, :-1]
     anew = (p[:, 1:] == least) & (steps < 0)
@@ -167,7 +205,9 @@ def _counts_on(looked: list[Tensor], starts: Tensor) -> bool:
 def _numbers(x: Tensor, starts: Tensor) -> bool:
     """Whether something is one number within each document and another one in the next."""
     changes = x[:, 1:] != x[:, :-1]
-    return bool((changes >= starts[:, 1:]).all()) and int(changes.sum()) <= int(starts.sum()) + 2 * len(x)
+    return bool((changes >= starts[:, 1:]).all()) and int(changes.sum()) <= int(
+        starts.sum()
+    ) + 2 * len(x)
 
 
 def _text(p: Tensor, starts: Tensor) -> Tensor:
@@ -177,7 +217,9 @@ def _text(p: Tensor, starts: Tensor) -> Tensor:
 
 
 def _bordered(ids: Tensor, starts: Tensor, text: Tensor) -> bool:
-    """Whether each document begins, or each ends, with one of a few tokens, which stand nowhere else inside."""
+    """Whether each document begins, or each ends, with one of a few tokens, which stand nowhere
+    else inside.
+    """
     return any(_borders(ids, where, text) for where in (starts, _before(starts)))
 
 

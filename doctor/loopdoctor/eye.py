@@ -1,20 +1,22 @@
-"""A look at each function of torch that the program calls, for three steps: what goes in, what comes out, what becomes
-of it.
+"""A look at each function of torch that the program calls, for three steps: what goes in, what
+comes out, what becomes of it.
 
-Hooks and patched losses see models and losses, and nothing between them. A clamped copy that is thrown away, a target
-that is another draw than the noise in the input, a derivative without a graph: all of that is plain arithmetic of the
-program. A `TorchFunctionMode` sees it. It is on from the end of the first optimizer step to that of the fourth (the
-eighth at most, where several optimizers take turns), and off inside the steps themselves. What is known of a tensor
-hangs on a weak reference, so nothing lives longer for it.
+Hooks and patched losses see models and losses, and nothing between them. A clamped copy that is
+thrown away, a target that is another draw than the noise in the input, a derivative without a
+graph: all of that is plain arithmetic of the program. A `TorchFunctionMode` sees it. It is on from
+the end of the first optimizer step to that of the fourth (the eighth at most, where several
+optimizers take turns), and off inside the steps themselves. What is known of a tensor hangs on a
+weak reference, so nothing lives longer for it.
 
 Each kind of question is a class of its own with `saw(op)`: the files of watchers/.
 
-Footguns: a mode may only leave the stack where no function of torch is under way, for torch puts back afterwards what
-it took off for the call. So it comes and goes in the hooks around an optimizer's step, and from the first backward of a
-closure on it rests on the stack until the step is over. And it lies beneath the modes of the program, or a `with` of
-the program that ends would take ours off and leave its own. Under a mode `has_torch_function` is true of every tensor,
-and then nn.TransformerEncoderLayer leaves its fast path, which has other bits; so that question is answered for the
-tensors alone.
+Footguns: a mode may only leave the stack where no function of torch is under way, for torch puts
+back afterwards what it took off for the call. So it comes and goes in the hooks around an
+optimizer's step, and from the first backward of a closure on it rests on the stack until the step
+is over. And it lies beneath the modes of the program, or a `with` of the program that ends would
+take ours off and leave its own. Under a mode `has_torch_function` is true of every tensor, and then
+nn.TransformerEncoderLayer leaves its fast path, which has other bits; so that question is answered
+for the tensors alone.
 """
 
 import itertools
@@ -42,11 +44,58 @@ CALLS = 100_000  # of functions; then it is over
 WITHOUT = 1000  # functions in a row without gradients that are looked at
 DEEP = 3  # lists inside each other that are looked into
 QUIET = {  # questions about a tensor that do not use its numbers
-    *("size", "dim", "stride", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "is_contiguous"),
-    *("_set_grad_enabled", "register_hook", "retain_grad", "requires_grad_", "get_device", "element_size", "data_ptr"),
-    *("__len__", "__hash__", "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout"),
-    *("is_cuda", "is_sparse", "is_nested", "is_meta", "is_quantized", "_version", "names", "itemsize", "nbytes"),
-    *("__set_name__", "is_inference", "_backward_hooks", "storage_offset", "is_cpu", "output_nr", "_base"),
+    *(
+        "size",
+        "dim",
+        "stride",
+        "numel",
+        "nelement",
+        "ndimension",
+        "is_floating_point",
+        "is_complex",
+        "is_contiguous",
+    ),
+    *(
+        "_set_grad_enabled",
+        "register_hook",
+        "retain_grad",
+        "requires_grad_",
+        "get_device",
+        "element_size",
+        "data_ptr",
+    ),
+    *(
+        "__len__",
+        "__hash__",
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "requires_grad",
+        "is_leaf",
+        "grad_fn",
+        "layout",
+    ),
+    *(
+        "is_cuda",
+        "is_sparse",
+        "is_nested",
+        "is_meta",
+        "is_quantized",
+        "_version",
+        "names",
+        "itemsize",
+        "nbytes",
+    ),
+    *(
+        "__set_name__",
+        "is_inference",
+        "_backward_hooks",
+        "storage_offset",
+        "is_cpu",
+        "output_nr",
+        "_base",
+    ),
 }
 OPEN: "weakref.WeakSet[Eye]" = weakref.WeakSet()
 
@@ -87,15 +136,20 @@ class Known:
         facts[key] = weakref.ref(t, gone), fact
 
 
-LASTING = {type(torch.mul), type(Tensor.mul), type(Tensor.__add__), type(Tensor.shape.__get__)}  # kinds of torch's own
+# kinds of torch's own
+LASTING = {type(torch.mul), type(Tensor.mul), type(Tensor.__add__), type(Tensor.shape.__get__)}
 NAMES: dict[Callable, str] = {}  # of such functions that were met
 
 
 def _name(function: Callable) -> str:
-    """mul for mul_ as well; for what is read or set of a tensor its name, with = where it is set."""
+    """mul for mul_ as well; for what is read or set of a tensor its name, with = where it is
+    set.
+    """
     name = getattr(function, "__name__", "")
     if name in ("__get__", "__set__"):
-        name = getattr(getattr(function, "__self__", None), "__name__", name) + ("=" if name == "__set__" else "")
+        name = getattr(getattr(function, "__self__", None), "__name__", name) + (
+            "=" if name == "__set__" else ""
+        )
     if not name.startswith("__") and name not in QUIET:
         name = name.rstrip("_")
     if type(function) in LASTING:
@@ -113,7 +167,8 @@ class Mode(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs) if kwargs else function(*args)
         eye = self.eye()
-        if eye is not None and eye.on and not torch.compiler.is_compiling():  # dynamo traces this function
+        # dynamo traces this function
+        if eye is not None and eye.on and not torch.compiler.is_compiling():
             name = NAMES.get(function) if type(function) in LASTING else None
             if name is None:
                 name = _name(function)
@@ -134,15 +189,19 @@ class Eye(Part):
         self.rising = False  # the loss that is differentiated is to grow
         self.grad = True  # whether gradients were on in the call that is looked at
         self.forward = False  # the next forward has begun since the last backward
-        self.evaluating = False  # the model was called in eval mode without gradients; until these are on again
+        # the model was called in eval mode without gradients; until these are on again
+        self.evaluating = False
         self.without = 0  # functions in a row that were called without gradients
         self.closure = False  # inside an optimizer's step, whose closure has made no backward yet
         self.undo: list[Callable[[], None]] = []
         self.watchers: list[Watcher] = []
-        self.asked: dict[tuple, list[Watcher]] = {}  # by name of a function, marks and whether a forward has begun
+        # by name of a function, marks and whether a forward has begun
+        self.asked: dict[tuple, list[Watcher]] = {}
         self.numbers = itertools.count()  # of watchers
-        self.marks: dict[int, int] = {}  # id of a tensor -> bits of those who may know something of it
-        self.told: dict[tuple, list] = {}  # a class or module and a function's name -> watchers that are told, and how
+        # id of a tensor -> bits of those who may know something of it
+        self.marks: dict[int, int] = {}
+        # a class or module and a function's name -> watchers that are told, and how
+        self.told: dict[tuple, list] = {}
         self.soon: list[Callable[[], None]] = []  # to be done before the next call is looked at
 
     @property
@@ -155,7 +214,9 @@ class Eye(Part):
 
     # ---------------------------------------------------------------- when
     def before_step(self, closure: bool) -> None:
-        """An optimizer is about to step; nothing in there is the program's own but for a closure's first forward."""
+        """Look before an optimizer steps; nothing in its step is the program's own but a closure's
+        first forward.
+        """
         self.closure = closure and self.on
         if not self.closure:
             self._off()
@@ -178,7 +239,9 @@ class Eye(Part):
         return min(steps.values()) >= EACH
 
     def called(self, backwards: int) -> None:
-        """A model was called. Where no optimizer ever steps, this is where it comes and goes."""
+        """Take note of a model's call: where no optimizer ever steps, the watch begins and ends
+        here.
+        """
         self.backwards = backwards
         if self.e.stepped:
             return
@@ -207,7 +270,8 @@ class Eye(Part):
                 except Exception:
                     self._fault(watcher)
             if self.closure:
-                self.on = False  # it rests until the step is over: a function of torch, backward, is under way
+                # it rests until the step is over: a function of torch, backward, is under way
+                self.on = False
 
     def close(self) -> None:
         """For good."""
@@ -222,7 +286,9 @@ class Eye(Part):
         self.marks.clear()
 
     def leave(self) -> None:
-        """The block is left: where the watch ended inside of a function of torch, the mode is on the stack again."""
+        """Leave the block; where the watch ended inside a function of torch, the mode is on the
+        stack again.
+        """
         _away(self.mode)
 
     def _on(self) -> None:
@@ -327,11 +393,16 @@ class Eye(Part):
             self.e.faults.append(f"{type(watcher).__name__}: {traceback.format_exc(limit=-3)}")
 
     def tell(self, owner: Any, name: str, watcher: "Watcher", method: str) -> None:
-        """One patch of a function, whoever wants to be told what it gave: most of them want to know the same few."""
+        """One patch of a function, whoever wants to be told what it gave: most of them want to know
+        the same few.
+        """
         if (listening := self.told.get((owner, name))) is not None:
             listening.append((weakref.ref(watcher), method))
             return
-        listening, eye = self.told.setdefault((owner, name), [(weakref.ref(watcher), method)]), weakref.ref(self)
+        listening, eye = (
+            self.told.setdefault((owner, name), [(weakref.ref(watcher), method)]),
+            weakref.ref(self),
+        )
 
         def see(original: Callable, *args, **kwargs) -> Any:
             result, mine = original(*args, **kwargs), eye()
@@ -352,7 +423,9 @@ class Eye(Part):
         key = name, known, self.forward
         asked = self.asked.get(key)
         if asked is None:
-            asked = self.asked[key] = [w for w in self.watchers if w.asks(name, known, self.forward)]
+            asked = self.asked[key] = [
+                w for w in self.watchers if w.asks(name, known, self.forward)
+            ]
         return asked
 
 
@@ -361,17 +434,23 @@ OWN: dict[str, list[type]] = {}  # name of a function -> distributions that have
 
 def _own(name: str) -> list[type]:
     kinds = [kind for kind in vars(distributions).values() if isinstance(kind, type)]
-    return [kind for kind in kinds if issubclass(kind, distributions.Distribution) and name in vars(kind)]
+    return [
+        kind
+        for kind in kinds
+        if issubclass(kind, distributions.Distribution) and name in vars(kind)
+    ]
 
 
 class Watcher:
     """Asks one question of what the eye sees."""
 
-    names: "frozenset[str] | set[str] | None" = None  # of the functions that it asks about; None for all
-    # those that it asks about whatever they are given, None for all of the names: of the others it is told where they
-    # are given a tensor of which it knows something (Known), or none at all
+    # of the functions that it asks about; None for all
+    names: "frozenset[str] | set[str] | None" = None
+    # those that it asks about whatever they are given, None for all of the names: of the others it
+    # is told where they are given a tensor of which it knows something (Known), or none at all
     begins: "frozenset[str] | set[str] | None" = None
-    between = False  # it is told of all functions after a backward, until the next forward has begun
+    # it is told of all functions after a backward, until the next forward has begun
+    between = False
 
     def __init__(self, eye: Eye):
         self.eye, self.e = eye, eye.e
@@ -384,8 +463,9 @@ class Watcher:
         return begins or bool(known & self.bit) or self.between and not forward
 
     def around(self, owner: Any, name: str, method: str) -> None:
-        """Call a method of this watcher in place of a function. It may be gone before the patch is: after a fault of
-        its own, or beneath the patch of another watch."""
+        """Call a method of this watcher in place of a function. It may be gone before the patch is:
+        after a fault of its own, or beneath the patch of another watch.
+        """
         mine = weakref.ref(self)
 
         def see(original: Callable, *args, **kwargs) -> Any:
@@ -397,12 +477,13 @@ class Watcher:
         self.eye.at.around(owner, name, see)
 
     def after(self, owner: Any, name: str, method: str) -> None:
-        """Tell a method of this watcher what a function gave, and what it was given. What fails in there must not end
-        the user's program, and the eye does not see what is computed there."""
+        """Tell a method of this watcher what a function gave, and what it was given. What fails in
+        there must not end the user's program, and the eye does not see what is computed there.
+        """
         self.eye.tell(owner, name, self, method)
 
     def of_distributions(self, name: str, method: str, *, after: bool = False) -> None:
-        """The same for a function of each distribution that has its own."""
+        """Do the same for a function of each distribution that has its own."""
         for kind in OWN.get(name) or OWN.setdefault(name, _own(name)):
             (self.after if after else self.around)(kind, name, method)
 
@@ -422,14 +503,14 @@ class Watcher:
         """Before a backward from this loss."""
 
     def close(self) -> None:
-        """The eye is shut for good."""
+        """Close the eye for good."""
 
 
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor), type(None))  # torch 2.4 has no Buffer
 
 
 def _negative(given: Any) -> bool:
-    """A gradient that a backward begins with, which turns the loss round."""
+    """Return A gradient that a backward begins with, which turns the loss round."""
     given = given[0] if isinstance(given, list | tuple) and given else given
     return isinstance(given, Tensor) and given.numel() == 1 and float(given) < 0
 
@@ -461,9 +542,12 @@ def place() -> tuple[str, int, int] | None:
     return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
 
 
-# ------------------------------------------------------------------------------------------------ the stack of modes
+# ------------------------------------------------------------------------------- the stack of modes
 def _has(mode: Mode) -> bool:
-    return any(torch._C._get_function_stack_at(i) is mode for i in range(torch._C._len_torch_function_stack()))
+    return any(
+        torch._C._get_function_stack_at(i) is mode
+        for i in range(torch._C._len_torch_function_stack())
+    )
 
 
 def _taken() -> list:
@@ -473,7 +557,9 @@ def _taken() -> list:
 
 
 def _beneath(mode: Mode) -> None:
-    """Put it under all modes of the program, but over a default device, which must be the lowest."""
+    """Put it under all modes of the program, but over a default device, which must be the
+    lowest.
+    """
     modes = [one for one in _taken() if one is not mode]
     low = 1 if modes and isinstance(modes[0], DeviceContext) else 0
     for one in (*modes[:low], mode, *modes[low:]):
@@ -488,7 +574,7 @@ def _away(mode: Mode) -> None:
 
 
 def _forked() -> None:
-    """A worker that loads data has a copy of the stack."""
+    """Take the modes off in a worker that loads data, which has a copy of the stack."""
     for eye in list(OPEN):
         eye.on = False
         _away(eye.mode)

@@ -1,10 +1,10 @@
 """A finding, and the verdict of a check that found nothing.
 
-Four verdicts are possible for each check: FIRE (a Finding), OK, NOT-APPLICABLE and UNKNOWN. UNKNOWN is what honesty
-demands where nothing could be seen; it is listed, never counted as OK.
+Four verdicts are possible for each check: FIRE (a Finding), OK, NOT-APPLICABLE and UNKNOWN. UNKNOWN
+is what honesty demands where nothing could be seen; it is listed, never counted as OK.
 
-Severities: ERROR only for what cannot happen in a healthy run; WARN for what a healthy run may do on purpose; NOTE for
-what is worth knowing.
+Severities: ERROR only for what cannot happen in a healthy run; WARN for what a healthy run may do
+on purpose; NOTE for what is worth knowing.
 """
 
 from typing import NamedTuple

@@ -1,12 +1,14 @@
 """The loss fingerprint: what does the number that the user's loop differentiates stand for?
 
-The targets of a loss are known exactly: from a recorded call of cross_entropy or nll_loss (which also shows what a
-transformers model does inside), else from the graph, where `gather` keeps the indices it was given. Laid against the
-ids that went into the model they tell how far ahead each position predicts: 1 is the next token, 0 the token that the
-model has just read, 2 the one after the next. The value of the loss, laid against the cross-entropy per token under
-each mask and reduction, tells what it was averaged over.
+The targets of a loss are known exactly: from a recorded call of cross_entropy or nll_loss (which
+also shows what a transformers model does inside), else from the graph, where `gather` keeps the
+indices it was given. Laid against the ids that went into the model they tell how far ahead each
+position predicts: 1 is the next token, 0 the token that the model has just read, 2 the one after
+the next. The value of the loss, laid against the cross-entropy per token under each mask and
+reduction, tells what it was averaged over.
 
-Where neither shows targets (a fused loss), the few dozen ways of computing a cross-entropy from the logits are tried.
+Where neither shows targets (a fused loss), the few dozen ways of computing a cross-entropy from the
+logits are tried.
 
 Footgun: a loss with other terms in it matches nothing, and that is no finding.
 """
@@ -18,7 +20,17 @@ import torch
 from torch import Tensor
 
 from loopdoctor.evidence import Backward, Call, Evidence
-from loopdoctor.targets import IGNORED, Part, ahead_of, each_of, from_graph, given_to, picked_rows, recorded, shifted
+from loopdoctor.targets import (
+    IGNORED,
+    Part,
+    ahead_of,
+    each_of,
+    from_graph,
+    given_to,
+    picked_rows,
+    recorded,
+    shifted,
+)
 
 ROUNDS = 4  # for how long values are tried
 NEAR = 2e-6  # of a loss: what sums in another order differ by
@@ -28,29 +40,44 @@ NEAR = 2e-6  # of a loss: what sums in another order differ by
 class Reading:
     """What a loss turned out to be."""
 
-    how: str  # "recorded": a call of a loss was seen; "graph": found in it; "enumerated": by trying; "": neither
-    offset: int | None = None  # how far ahead in the ids the target of a position lies: 1 predicts the next token
-    given: int | None = None  # how far ahead the labels passed to the model lie: 0 where the model shifts itself
+    # "recorded": a call of a loss was seen; "graph": found in it; "enumerated": by trying; "":
+    # neither
+    how: str
+    # how far ahead in the ids the target of a position lies: 1 predicts the next token
+    offset: int | None = None
+    # how far ahead the labels passed to the model lie: 0 where the model shifts itself
+    given: int | None = None
     tokens: int | None = None  # supervised tokens
-    mean: float | None = None  # cross-entropy per supervised token, in nats, as it should be computed
+    # cross-entropy per supervised token, in nats, as it should be computed
+    mean: float | None = None
     ratio: float | None = None  # the loss over that mean
     reduction: str = ""  # "mean" or "sum"
     masked: str = ""  # "labels", "attention", "nothing"
     hits: list[str] = field(default_factory=list)  # every way that gave the number, in words
-    offsets: list[int] = field(default_factory=list)  # of all losses at work: several heads predict several tokens
-    targets: Tensor | None = None  # (B, T) at the positions of the logits, IGNORED where nothing is asked
+    # of all losses at work: several heads predict several tokens
+    offsets: list[int] = field(default_factory=list)
+    # (B, T) at the positions of the logits, IGNORED where nothing is asked
+    targets: Tensor | None = None
     ids: Tensor | None = None  # (B, T) that went in, on the CPU
     mask: Tensor | None = None  # (B, T) attention mask, on the CPU
     odd: str = ""  # "probabilities" given to cross_entropy, "logits" given to nll_loss
 
 
 def read(e: Evidence, event: Backward, loss: Tensor | None = None) -> Reading | None:
-    """The reading of one backward's loss, from the logits and losses recorded since the last one."""
-    calls = [c for c in event.calls if c.role == "model" and c.ids is not None and not c.raised and not _seq2seq(e)]
+    """Return the reading of one backward's loss, from the logits and losses recorded since the last
+    one.
+    """
+    calls = [
+        c
+        for c in event.calls
+        if c.role == "model" and c.ids is not None and not c.raised and not _seq2seq(e)
+    ]
     calls = [c for c in calls if c.grad] or calls
     if not calls:
         return None
-    parts = [p for entropy in event.entropies if entropy.connected for p in recorded(entropy, calls)]
+    parts = [
+        p for entropy in event.entropies if entropy.connected for p in recorded(entropy, calls)
+    ]
     how = "recorded"
     if not parts and loss is not None and event.requires_grad:
         parts, how = from_graph(loss, calls), "graph"
@@ -62,7 +89,7 @@ def read(e: Evidence, event: Backward, loss: Tensor | None = None) -> Reading | 
 
 
 def _seq2seq(e: Evidence) -> bool:
-    """The ids that an encoder reads say nothing about the shift of a decoder's targets."""
+    """Return the ids that an encoder reads say nothing about the shift of a decoder's targets."""
     return bool(getattr(e.config, "is_encoder_decoder", False))
 
 
@@ -72,7 +99,9 @@ def _conclude(event: Backward, parts: list[Part], how: str) -> Reading:
     best = next((p.offset for p in known if p.offset == 1), offsets[0] if offsets else None)
     chosen = [p for p in parts if p.offset == best]
     call = chosen[0].call
-    reading = Reading(how, best, given_to(call), offsets=sorted(set(offsets)), ids=call.ids, mask=call.mask)
+    reading = Reading(
+        how, best, given_to(call), offsets=sorted(set(offsets)), ids=call.ids, mask=call.mask
+    )
     reading.odd = next((p.odd for p in parts if p.odd), "")
     same = [p for p in chosen if p.call is call]
     # of one part it is asked below which mask its value fits
@@ -105,10 +134,13 @@ def _match(value: float, part: Part, reading: Reading) -> None:
         masks["attention"] = asked & shifted(part.call.mask != 0, part.offset or 0, False)
         masks["attention here"] = asked & (part.call.mask != 0)
     if part.call.labels is not None:
-        masks["labels"] = asked & shifted(part.call.labels != IGNORED, (part.offset or 0) - (reading.given or 0), False)
+        masks["labels"] = asked & shifted(
+            part.call.labels != IGNORED, (part.offset or 0) - (reading.given or 0), False
+        )
     loose = 2e-4 if part.call.autocast is None and each.dtype == torch.float32 else 2e-3
     reading.mean, reading.masked, found = None, "", None
-    # the narrowest first: near the start all tokens cost about the same, so several masks fit; this one is no fault
+    # the narrowest first: near the start all tokens cost about the same, so several masks fit; this
+    # one is no fault
     for name, mask in sorted(masks.items(), key=lambda pair: int(pair[1].sum())):
         n = int(mask.sum())
         if not n:
@@ -134,10 +166,16 @@ def simple(ratio: float, loose: float) -> bool:
     return 1 <= k <= 64 and abs(ratio * k - 1) < loose
 
 
-# ------------------------------------------------------------------------------------------------ by trying
+# ---------------------------------------------------------------------------------------- by trying
 def _tried(event: Backward, call: Call, loss: Tensor | None) -> Reading | None:
-    """The loss read by its value; a sum of terms by that of the first of its named terms that is a cross-entropy."""
-    picked = picked_rows(loss, call) if call.logits is None and loss is not None and event.requires_grad else None
+    """Return the loss read by its value; a sum of terms by that of the first of its named terms
+    that is a cross-entropy.
+    """
+    picked = (
+        picked_rows(loss, call)
+        if call.logits is None and loss is not None and event.requires_grad
+        else None
+    )
     reading = _enumerated(event.value, call, picked)
     for value, alive in event.declared.values():
         if reading is None and alive:
@@ -148,7 +186,10 @@ def _tried(event: Backward, call: Call, loss: Tensor | None) -> Reading | None:
 
 
 def _enumerated(value: float | None, call: Call, picked: Tensor | None) -> Reading | None:
-    """Which shift, mask, reduction and scale of a cross-entropy gives the value? None when nothing does."""
+    """Which shift, mask, reduction and scale of a cross-entropy gives the value?
+
+    None when nothing does.
+    """
     states = call.logits if call.logits is not None else call.hidden
     if states is None or value is None or not math.isfinite(value) or value == 0:
         return None
@@ -184,7 +225,8 @@ def _enumerated(value: float | None, call: Call, picked: Tensor | None) -> Readi
                 found.append((abs(ratio * round(1 / ratio) - 1), reading))
     if not found:
         return None
-    # near the start all tokens cost about the same and several ways fit: the nearest counts, and one ahead in doubt
+    # near the start all tokens cost about the same and several ways fit: the nearest counts, and
+    # one ahead in doubt
     least = min(off for off, _ in found)
     near = [reading for off, reading in found if off <= max(3 * least, NEAR)]
     best = next((reading for reading in near if reading.offset == 1), near[0])

@@ -1,13 +1,15 @@
-"""How large the numbers are: counts by power of two, of each tensor's gradient and of what each layer was given.
+"""How large the numbers are: counts by power of two, of each tensor's gradient and of what each
+layer was given.
 
     0  |  below 2^-40 ... 24 bins, each two powers of two wide ... from 2^6 on  |  NaN and infinite
 
-A mean hides what such a picture shows: gradients that fall with the depth, a layer that is given mostly zeros, numbers
-near the edge of a 16-bit dtype. At most 32 tensors of a kind are counted, and of each at most 1024 numbers; they are
-looked at in the steps 1, 8 and 64, all at once. The first and the last of these are kept: a few kilobytes.
+A mean hides what such a picture shows: gradients that fall with the depth, a layer that is given
+mostly zeros, numbers near the edge of a 16-bit dtype. At most 32 tensors of a kind are counted, and
+of each at most 1024 numbers; they are looked at in the steps 1, 8 and 64, all at once. The first
+and the last of these are kept: a few kilobytes.
 
-Footgun: the numbers are evenly spread ones, not all. A single large number among millions is easily missed, so a
-picture without an infinity does not prove that there was none.
+Footgun: the numbers are evenly spread ones, not all. A single large number among millions is easily
+missed, so a picture without an infinity does not prove that there was none.
 """
 
 from functools import lru_cache
@@ -30,16 +32,20 @@ GRADIENTS, GIVEN = "gradients", "given to layers"
 
 
 def few(t: Tensor, most: int = NUMBERS) -> Tensor | None:
-    """A copy of at most so many of its numbers; None where they cannot be had without more."""
+    """Return A copy of at most so many of its numbers; None where they cannot be had without
+    more.
+    """
     if type(t) not in (Tensor, torch.nn.Parameter) or not readable(t) or t.layout != torch.strided:
         return None
     if not t.is_floating_point() or t.dtype.itemsize < 2 or not t.numel():
         return None
     count = t.numel()
-    with torch._C._DisableTorchDispatch():  # a mode of the program's own (checkpoints have one) must not see it
+    # a mode of the program's own (checkpoints have one) must not see it
+    with torch._C._DisableTorchDispatch():
         if count <= most:
             return t.detach().reshape(-1).clone()
-        # not a stride: one of 1025 would see the diagonal of a matrix that is 1024 wide, and nothing else
+        # not a stride: one of 1025 would see the diagonal of a matrix that is 1024 wide, and
+        # nothing else
         return t.detach().take(_places(count, most).to(t.device))
 
 
@@ -50,7 +56,7 @@ def _places(count: int, most: int) -> Tensor:
 
 
 def counted(numbers: list[Tensor]) -> list[list[int]]:
-    """A histogram for each. One synchronisation for all, where they are on one device."""
+    """Return A histogram for each. One synchronisation for all, where they are on one device."""
     if len({n.device for n in numbers}) > 1:
         numbers = [n.cpu() for n in numbers]
     every = torch.cat(numbers).cpu().double().abs()
@@ -59,7 +65,9 @@ def counted(numbers: list[Tensor]) -> list[list[int]]:
     column = torch.where(every.isfinite(), column, BINS + 1.0).long()
     sizes = torch.tensor([n.numel() for n in numbers], device="cpu")
     begins = torch.arange(len(numbers), device="cpu").repeat_interleave(sizes) * COLUMNS
-    return torch.bincount(begins + column, minlength=len(numbers) * COLUMNS).view(-1, COLUMNS).tolist()
+    return (
+        torch.bincount(begins + column, minlength=len(numbers) * COLUMNS).view(-1, COLUMNS).tolist()
+    )
 
 
 def note(e: Evidence, kind: str, samples: dict[str, Tensor]) -> None:
@@ -78,7 +86,9 @@ def gradients(e: Evidence) -> None:
 
 
 class Given(Part):
-    """Samples of what layers are given, from the first call of each in a step until that step is noted."""
+    """Samples of what layers are given, from the first call of each in a step until that step is
+    noted.
+    """
 
     def __init__(self, at: Attachments):
         super().__init__(at)
@@ -90,7 +100,9 @@ class Given(Part):
         """Choose, once, whom to look at: layers evenly over the depth."""
         if not self.chosen:
             names = {
-                name: m for name, m in model.named_modules() if next(iter(m._parameters.values()), None) is not None
+                name: m
+                for name, m in model.named_modules()
+                if next(iter(m._parameters.values()), None) is not None
             }
             self.chosen = {id(names[name]): name for name in measures.spread(list(names), TENSORS)}
 
@@ -108,7 +120,9 @@ class Given(Part):
 
     def noted(self) -> None:
         """Before the first optimizer of a step."""
-        ordered = {name: self.waiting[key] for key, name in self.chosen.items() if key in self.waiting}
+        ordered = {
+            name: self.waiting[key] for key, name in self.chosen.items() if key in self.waiting
+        }
         self.waiting, self.open = {}, self.e.rounds + 1 in LOOKS
         note(self.e, GIVEN, ordered)
 
@@ -118,7 +132,10 @@ def plain(e: Evidence) -> dict:
     if not e.histograms:
         return {}
     kinds = {
-        kind: {name: {str(round + 1): counts for round, counts in kept.items()} for name, kept in tensors.items()}
+        kind: {
+            name: {str(round + 1): counts for round, counts in kept.items()}
+            for name, kept in tensors.items()
+        }
         for kind, tensors in e.histograms.items()
     }
     return {"columns": ["zero", *_bins(), "not finite"]} | kinds

@@ -1,10 +1,12 @@
-"""Samples of a distribution whose parameters learn: drawn without a gradient, and what became of them.
+"""Samples of a distribution whose parameters learn: drawn without a gradient, and what became of
+them.
 
-`sample()` gives a number without a gradient, `rsample()` one with. Both are right somewhere: an action that is scored
-with `log_prob` afterwards needs none. So a sample is followed by weak reference: was it given to a module that learns,
-was it ever scored?
+`sample()` gives a number without a gradient, `rsample()` one with. Both are right somewhere: an
+action that is scored with `log_prob` afterwards needs none. So a sample is followed by weak
+reference: was it given to a module that learns, was it ever scored?
 
-Footgun: a subclass may have its own `sample`. Those with a gradient to lose inherit it from Distribution, but Normal.
+Footgun: a subclass may have its own `sample`. Those with a gradient to lose inherit it from
+Distribution, but Normal.
 """
 
 import weakref
@@ -32,14 +34,17 @@ class Latent:
 
 class Latents(Part):
     def start(self) -> None:
-        self.asked: weakref.WeakSet = weakref.WeakSet()  # distributions whose log_prob was asked for
+        # distributions whose log_prob was asked for
+        self.asked: weakref.WeakSet = weakref.WeakSet()
         for kind in (distributions.Distribution, distributions.Normal):
             self.at.around(kind, "sample", self._sample)
         for kind in vars(distributions).values():
             if isinstance(kind, type) and "log_prob" in vars(kind):
                 self.at.around(kind, "log_prob", self._log_prob)
 
-    def _sample(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
+    def _sample(
+        self, original: Callable, of: distributions.Distribution, *args, **kwargs
+    ) -> Tensor:
         sample = original(of, *args, **kwargs)
         if not self.at.blind and torch.is_grad_enabled():
             self._note(of, sample)
@@ -53,13 +58,15 @@ class Latents(Part):
             latent.scored = type(of).__hash__ is not None and of in self.asked
             self.e.latents.append(latent)
 
-    def _log_prob(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+    def _log_prob(
+        self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs
+    ) -> Tensor:
         self._score(of, value)
         return original(of, value, *args, **kwargs)
 
     @quietly
     def _score(self, of: distributions.Distribution, value: Any) -> None:
-        """What was seen may be scored in place of the sample, which teaches the parameters as well."""
+        """Score what was seen in place of the sample, which teaches the parameters as well."""
         if type(of).__hash__ is not None:  # one with an == of its own has none
             self.asked.add(of)
         for latent in self.e.latents:

@@ -2,7 +2,8 @@
 
     trainer = lightning.Trainer(..., callbacks=[doctor.LightningCallback()])
 
-Footgun: Lightning evaluates a little before it trains (`num_sanity_val_steps`); that is not watched.
+Footgun: Lightning evaluates a little before it trains (`num_sanity_val_steps`); that is not
+watched.
 """
 
 import contextlib
@@ -15,8 +16,12 @@ from loopdoctor.watching import begin, end
 
 
 def _base() -> type:
-    """Lightning's own Callback, of the package that the program has imported, else of one that is there."""
-    packages = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules)
+    """Lightning's own Callback, of the package that the program has imported, else of one that is
+    there.
+    """
+    packages = sorted(
+        ("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules
+    )
     for name in packages:
         with contextlib.suppress(ImportError):
             return importlib.import_module(name).Callback
@@ -24,12 +29,20 @@ def _base() -> type:
 
 
 class LightningCallback(_base()):
-    """Watches the first `steps` steps of a fit; the findings are in `report` (see `doctor.watch` for the rest)."""
+    """Watches the first `steps` steps of a fit; the findings are in `report` (see `doctor.watch`
+    for the rest).
+    """
 
     def __init__(self, *, steps: int = 10, teacher=None, say: bool = True, **declared):
         super().__init__()
         self.report, self.steps, self.say, self.declared = Report(), steps, say, declared
-        self.teachers = [] if teacher is None else list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
+        self.teachers = (
+            []
+            if teacher is None
+            else list(teacher)
+            if isinstance(teacher, (list, tuple))
+            else [teacher]
+        )
         self.observer = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

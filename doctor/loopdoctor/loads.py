@@ -1,18 +1,22 @@
 """Which state dicts were loaded into which modules, from the import of loopdoctor on.
 
-    model.load_state_dict({"module." + name: ...}, strict=False)       takes nothing and says nothing
+    model.load_state_dict({"module." + name: ...}, strict=False)
+    takes nothing and says nothing
 
-A checkpoint is loaded before a watch begins, and what was left out is returned to nobody. So from the import on
-`nn.Module.load_state_dict` is listened to: of each load that came to an end a `Load` is kept, with the names that were
-missing and those that were not expected, and with a weak reference to the module. It holds no tensor. A load is
-forgotten when a later one brings what it left out, be it through a part of the module or through a wrapper around it.
+A checkpoint is loaded before a watch begins, and what was left out is returned to nobody. So from
+the import on `nn.Module.load_state_dict` is listened to: of each load that came to an end a `Load`
+is kept, with the names that were missing and those that were not expected, and with a weak
+reference to the module. It holds no tensor. A load is forgotten when a later one brings what it
+left out, be it through a part of the module or through a wrapper around it.
 
-Weights may come in by other means than a load: by `copy_`, tensor for tensor. So of some tensors that were left out a
-few numbers are kept, and where these are others at the first backward of a watch, they were brought (`brought`).
+Weights may come in by other means than a load: by `copy_`, tensor for tensor. So of some tensors
+that were left out a few numbers are kept, and where these are others at the first backward of a
+watch, they were brought (`brought`).
 
-Footgun: a load of which all tensors are the module's own (`own = model.state_dict()`, updated with what a filter let
-through, which is nothing) ends well by every other sign. After `assign=True` any load looks like that, so it is asked
-before. Only plain dicts are looked into: others may read a file for each value.
+Footgun: a load of which all tensors are the module's own (`own = model.state_dict()`, updated with
+what a filter let through, which is nothing) ends well by every other sign. After `assign=True` any
+load looks like that, so it is asked before. Only plain dicts are looked into: others may read a
+file for each value.
 """
 
 import itertools
@@ -48,10 +52,12 @@ class Load(NamedTuple):
     extra: int  # that were given and that the module does not have
     missing: Shapes  # those that were not given, or the first of them
     unexpected: Shapes  # those that it does not have, or the first of them
-    deeper: tuple[str, ...]  # of those that it does not have, which are dicts of tensors; the names of these are there
+    # of those that it does not have, which are dicts of tensors; the names of these are there
+    deeper: tuple[str, ...]
     own: bool  # all that was given were tensors of the module
     place: str  # file and line of the program
-    held: dict[str, list[float]] = {}  # some of those that were not given -> a few of their numbers after the load
+    # some of those that were not given -> a few of their numbers after the load
+    held: dict[str, list[float]] = {}
 
     @property
     def empty(self) -> bool:
@@ -71,13 +77,19 @@ class Kept:
         with self.lock:
             here = [(old, m) for old in self.loads if (m := old.module()) is not None]
             if not load.empty:
-                taken = _taken(load, module) if any(old.empty or old.extra for old, _ in here) else set()
+                taken = (
+                    _taken(load, module)
+                    if any(old.empty or old.extra for old, _ in here)
+                    else set()
+                )
                 here = [(old, m) for old, m in here if not _over(old, m, load, module, taken)]
             self.loads = [*(old for old, _ in here), load][-MOST:]
 
 
 def _over(old: Load, its: nn.Module, load: Load, module: nn.Module, taken: set[int]) -> bool:
-    """A later load of the same module leaves out no more, or one of any module has brought what this one left out."""
+    """Return A later load of the same module leaves out no more, or one of any module has brought
+    what this one left out.
+    """
     if its is module and load.missing.keys() <= old.missing.keys():
         return True
     lost = _lost(old, its) if old.empty or old.extra else set()
@@ -85,8 +97,10 @@ def _over(old: Load, its: nn.Module, load: Load, module: nn.Module, taken: set[i
 
 
 def _lost(load: Load, module: nn.Module) -> set[int]:
-    """The tensors that a load has left as they were."""
-    return {id(member(module, name)) for name in (_names(module) if load.empty else load.missing)} - {id(None)}
+    """Return the tensors that a load has left as they were."""
+    return {
+        id(member(module, name)) for name in (_names(module) if load.empty else load.missing)
+    } - {id(None)}
 
 
 def _taken(load: Load, module: nn.Module) -> set[int]:
@@ -94,12 +108,15 @@ def _taken(load: Load, module: nn.Module) -> set[int]:
 
 
 def _names(module: nn.Module) -> list[str]:
-    pairs = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    pairs = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     return [name for name, _ in pairs]
 
 
 def kept() -> list[Load]:
-    """The last loads, in order, of modules that are still there."""
+    """Return the last loads, in order, of modules that are still there."""
     return [load for load in KEPT.loads if load.module() is not None]
 
 
@@ -108,15 +125,19 @@ def count() -> int:
     return KEPT.next
 
 
-# ------------------------------------------------------------------------------------------------ a few numbers
+# ------------------------------------------------------------------------------------ a few numbers
 def brought() -> dict[int, set[str]]:
-    """Number of a load -> the tensors that it left out and that hold other numbers now."""
-    return {load.number: names for load in kept() if load.held and (names := _quietly(_brought, load))}
+    """Return number of a load -> the tensors that it left out and that hold other numbers now."""
+    return {
+        load.number: names for load in kept() if load.held and (names := _quietly(_brought, load))
+    }
 
 
 def _brought(load: Load) -> set[str]:
-    """What was not looked at went the way of the one before it, for parts are brought as a whole. A tensor that holds
-    one number alone and held it before says nothing: a bias of zeros may have come in."""
+    """Return what was not looked at went the way of the one before it, for parts are brought as a
+    whole. A tensor that holds one number alone and held it before says nothing: a bias of zeros may
+    have come in.
+    """
     now, names, other = _held(load.module(), load.held), set(), False
     for name in load.missing:
         if name in now:
@@ -132,7 +153,9 @@ def _close(before: float, after: float) -> bool:
 
 
 def _held(module: nn.Module, names: Iterable[str]) -> dict[str, list[float]]:
-    """A few numbers of each tensor that can be read, with one wait for each device and dtype."""
+    """Return A few numbers of each tensor that can be read, with one wait for each device and
+    dtype.
+    """
     if torch._C._len_torch_dispatch_stack():
         return {}
     few: dict[tuple, dict[str, list[Tensor]]] = {}
@@ -140,8 +163,15 @@ def _held(module: nn.Module, names: Iterable[str]) -> dict[str, list[float]]:
         for name in names:
             if _readable(t := member(module, name)):
                 few.setdefault((t.device, t.dtype), {})[name] = _few(t.detach())
-        rows = [(each, torch.stack([x for four in each.values() for x in four]).tolist()) for each in few.values()]
-    return {name: row[NUMBERS * i : NUMBERS * (i + 1)] for each, row in rows for i, name in enumerate(each)}
+        rows = [
+            (each, torch.stack([x for four in each.values() for x in four]).tolist())
+            for each in few.values()
+        ]
+    return {
+        name: row[NUMBERS * i : NUMBERS * (i + 1)]
+        for each, row in rows
+        for i, name in enumerate(each)
+    }
 
 
 def _readable(t: Any) -> bool:
@@ -154,7 +184,9 @@ def _readable(t: Any) -> bool:
 
 
 def _few(t: Tensor) -> list[Tensor]:
-    """Evenly spread, the first and the last among them; by their places, so nothing is copied whatever the strides."""
+    """Evenly spread, the first and the last among them; by their places, so nothing is copied
+    whatever the strides.
+    """
     found = []
     for i in range(NUMBERS):
         at, place = i * (t.numel() - 1) // (NUMBERS - 1), []
@@ -165,7 +197,9 @@ def _few(t: Tensor) -> list[Tensor]:
     return found
 
 
-def _left(module: nn.Module, missing: list[str], unexpected: list[str], keys: int) -> dict[str, list[float]]:
+def _left(
+    module: nn.Module, missing: list[str], unexpected: list[str], keys: int
+) -> dict[str, list[float]]:
     """Of loads that look as if names did not fit, a few numbers of what was left out."""
     if not unexpected or 2 * len(missing) < keys:
         return {}
@@ -173,9 +207,11 @@ def _left(module: nn.Module, missing: list[str], unexpected: list[str], keys: in
     return _held(module, names[:: -(-len(names) // HELD)] if names else ())
 
 
-# ------------------------------------------------------------------------------------------------ listening
+# ---------------------------------------------------------------------------------------- listening
 def _listening(original: Callable, kept: Kept) -> Callable:
-    """The same function; what it was given and what it returned is noted, of the outermost call."""
+    """Return the same function; what it was given and what it returned is noted, of the outermost
+    call.
+    """
 
     @wraps(original)
     def load_state_dict(*args, **kwargs):
@@ -196,7 +232,7 @@ def _listening(original: Callable, kept: Kept) -> Callable:
 
 
 def _quietly(function: Callable, *args) -> Any:
-    """A fault in listening must never end a load."""
+    """Return A fault in listening must never end a load."""
     try:
         with torch._C.DisableTorchFunction():
             return function(*args)
@@ -205,17 +241,23 @@ def _quietly(function: Callable, *args) -> Any:
 
 
 def _before(args: tuple, kwargs: dict) -> tuple[nn.Module, Any, bool]:
-    """The module, the state dict, and whether all of it are the module's own tensors."""
+    """Return the module, the state dict, and whether all of it are the module's own tensors."""
     given = dict(zip(("self", "state_dict"), args)) | kwargs
     module, state = given["self"], given["state_dict"]
     plain = type(state) in (dict, OrderedDict)
-    own = plain and len(state) > 0 and all(_same(value, member(module, name)) for name, value in state.items())
+    own = (
+        plain
+        and len(state) > 0
+        and all(_same(value, member(module, name)) for name, value in state.items())
+    )
     return module, state, own
 
 
 def _note(kept: Kept, before: tuple[nn.Module, Any, bool], result: Any) -> None:
     module, state, own = before
-    missing, unexpected = (list(getattr(result, kind, ())) for kind in ("missing_keys", "unexpected_keys"))
+    missing, unexpected = (
+        list(getattr(result, kind, ())) for kind in ("missing_keys", "unexpected_keys")
+    )
     plain, number = type(state) in (dict, OrderedDict), next(kept.numbers)
     keys = len(state) - len(unexpected) + len(missing)
     load = Load(
@@ -228,7 +270,9 @@ def _note(kept: Kept, before: tuple[nn.Module, Any, bool], result: Any) -> None:
         extra=len(unexpected),
         missing={name: _shape(member(module, name)) for name in missing[:NAMES]},
         unexpected=dict(itertools.islice(_unknown(state if plain else {}, unexpected), NAMES)),
-        deeper=tuple(name for name in unexpected[:NAMES] if plain and isinstance(state.get(name), dict)),
+        deeper=tuple(
+            name for name in unexpected[:NAMES] if plain and isinstance(state.get(name), dict)
+        ),
         own=own,
         place=_place(),
         held=_quietly(_left, module, missing, unexpected, keys) or {},
@@ -238,17 +282,21 @@ def _note(kept: Kept, before: tuple[nn.Module, Any, bool], result: Any) -> None:
 
 
 def _unknown(state: dict, names: list[str]) -> Iterator[tuple[str, tuple[int, ...] | None]]:
-    """Names that a module does not have, and shapes; of a dict of tensors in a state dict, what is in it."""
+    """Names that a module does not have, and shapes; of a dict of tensors in a state dict, what is
+    in it.
+    """
     for name in names:
         value = state.get(name)
         if isinstance(value, dict):
-            yield from ((f"{name}.{n}", _shape(x)) for n, x in value.items() if isinstance(x, Tensor))
+            yield from (
+                (f"{name}.{n}", _shape(x)) for n, x in value.items() if isinstance(x, Tensor)
+            )
         else:
             yield name, _shape(value)
 
 
 def member(module: nn.Module, name: str) -> Any:
-    """A parameter or a buffer by its name; None where there is none."""
+    """Return A parameter or a buffer by its name; None where there is none."""
     *path, last = name.split(".")
     for part in path:
         module = getattr(module, "_modules", {}).get(part)

@@ -1,9 +1,9 @@
 """The numbers and the known messages in what a training run has printed.
 
-Every program prints its loss in its own way, and nearly all of them write a name and a number behind
-it: `{'loss': 2.31, 'grad_norm': 1.2}`, `iter 100: loss 3.21`, `Epoch [1/5], Step 10, Loss: 2.3`,
-`loss=2.3` at the end of a progress bar. So there is no parser for each form. A piece of text is
-searched for the few names that matter, and a name that is met again begins the next entry.
+Every program prints its loss in its own way, and nearly all of them write a name and a number
+behind it: `{'loss': 2.31, 'grad_norm': 1.2}`, `iter 100: loss 3.21`, `Epoch [1/5], Step 10, Loss:
+2.3`, `loss=2.3` at the end of a progress bar. So there is no parser for each form. A piece of text
+is searched for the few names that matter, and a name that is met again begins the next entry.
 
     taken = log_lines.read(Path("train.log"))
     taken.entries[0].loss, taken.messages["inputs"].line
@@ -13,9 +13,9 @@ second part of the text is left out from there on, with the entries that such pa
 log of any size takes the same memory and not much more time. A part where the first NaN stands is
 read all the same, and so are the end of the file, where the last run may be, and all messages.
 
-Footgun: steps that fall back to where they began are a second run in the same file, unless the epoch
-rises with them: many programs count the steps of each epoch anew. A program that prints no epoch
-looks like several runs, and only its last epoch is judged. The report says so.
+Footgun: steps that fall back to where they began are a second run in the same file, unless the
+epoch rises with them: many programs count the steps of each epoch anew. A program that prints no
+epoch looks like several runs, and only its last epoch is judged. The report says so.
 """
 
 import codecs
@@ -43,12 +43,15 @@ NUMBER = (
 )
 NUMERIC = re.compile(NUMBER)
 NAME = re.compile(
-    r"loss|grad[ _]?norm|gradient[ _]?norm|gnorm|norm|learning[ _]?rate|lr(?:-[a-z]+)?|step|iteration|iter|epoch"
+    r"loss|grad[ _]?norm|gradient[ _]?norm|gnorm|norm|learning[ "
+    r"_]?rate|lr(?:-[a-z]+)?|step|iteration|iter|epoch"
     r"|num_updates"
 )  # in lower case
 KINDS = {"lo": "loss", "gr": "norm", "gn": "norm", "no": "norm", "le": "rate", "lr": "rate"}
 KINDS |= {"st": "step", "it": "step", "nu": "step", "ep": "epoch"}
-VALUE = re.compile(r"[\"'`*]{0,3}\s*[:=]?\s*[\"'`*(\[]{0,3}(?:tensor\(|array\(|np\.float\d+\()?\s*(" + NUMBER + ")")
+VALUE = re.compile(
+    r"[\"'`*]{0,3}\s*[:=]?\s*[\"'`*(\[]{0,3}(?:tensor\(|array\(|np\.float\d+\()?\s*(" + NUMBER + ")"
+)
 BEFORE = re.compile(r"([a-z0-9]+)([_/. -])$")  # the word before a name, and what joins them
 PLACE = re.compile(r"(\d+)/\d+ ?\[|\[ *(\d+)/\d+")  # 3/100 [00:01<...   of a bar, or [ 10/1000]
 HEADING = re.compile(r"\W*(?:train(?:ing)?\s+)?epoch\b")
@@ -139,7 +142,9 @@ class Run:
         self.last = entry
 
     def thin(self, every: int) -> None:
-        """Keep the entries of each `every`-th part, and those whose state is another than before."""
+        """Keep the entries of each `every`-th part, and those whose state is another than
+        before.
+        """
         turns = {n for n in range(1, len(self.entries)) if _turns(self.entries, n)}
         turns = turns if len(turns) < MOST // 2 else set()
         self.entries = [e for n, e in enumerate(self.entries) if e.part % every == 0 or n in turns]
@@ -366,7 +371,12 @@ class _Taken:
             text = ESCAPES.sub("", text)
         low = text.lower()
         named = "loss" in low or "norm" in low or "step" in low or "epoch" in low or "iter" in low
-        if named or "lr" in low or "rate" in low or ((self.head or self.open) and not low.isspace()):
+        if (
+            named
+            or "lr" in low
+            or "rate" in low
+            or ((self.head or self.open) and not low.isspace())
+        ):
             low = low[:LONGEST]
             self.tried += len(low)
             self.piece(low, number)
@@ -509,7 +519,9 @@ def _pairs(text: str) -> tuple[dict[str, float], set[str]] | None:
 
 
 def _role(kind: str, name: str, before: str) -> str:
-    """Return what a name means after the text before it: whole, part, checked, or "" for another."""
+    """Return what a name means after the text before it: whole, part, checked, or "" for
+    another.
+    """
     if before and before[-1].isalnum():
         return ""
     match = BEFORE.search(before)
@@ -529,7 +541,9 @@ def _role(kind: str, name: str, before: str) -> str:
         return "whole" if word in GRADIENTS or spaced else ""
     if kind == "step":
         named = word in {"train", "trainer", "training", "global"}
-        return "whole" if named or joint in ("", " ", "-", ".") and word not in {"per", "max"} else ""
+        return (
+            "whole" if named or joint in ("", " ", "-", ".") and word not in {"per", "max"} else ""
+        )
     if kind == "epoch":
         return "whole" if joint in ("", " ", "-") or word in {"train", "trainer"} else ""
     return "whole" if joint in ("", " ", "-", "/", ".") or word == "train" else ""

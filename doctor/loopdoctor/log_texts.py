@@ -69,7 +69,8 @@ MESSAGES = {
         "all weights are frozen (S1), or reentrant gradient checkpointing stands behind frozen "
         f"inputs (S10). {LIVE}, which names one of them, and the line.",
         "The loss that backward was called on hangs on no weight that may learn.",
-        "Print sum(p.requires_grad for p in model.parameters()): with 0 unfreeze what should learn. "
+        "Print sum(p.requires_grad for p in model.parameters()): with 0 unfreeze what should "
+        "learn. "
         "Else compute the loss from the model's own output, without detach, .item() or no_grad; "
         "with gradient checkpointing use use_reentrant=False.",
     ),
@@ -96,7 +97,8 @@ MESSAGES = {
         "S2",
         "empty-optimizer",
         ERROR,
-        f"why the list was empty. {LIVE}: S2 and S1 tell frozen weights from a filter that is wrong.",
+        f"why the list was empty. {LIVE}: S2 and S1 tell frozen weights from a filter that is "
+        "wrong.",
     ),
     "quantised": Known(
         "cannot perform fine-tuning on purely quantized models",
@@ -133,7 +135,8 @@ MESSAGES = {
     ),
     "target-size": Known(
         "Using a target size (",
-        r"Using a target size \([^\r\n]{0,60}?\) that is different to the input size \([^\r\n]{0,60}?\)+",
+        r"Using a target size \([^\r\n]{0,60}?\) that is different to the input size "
+        r"\([^\r\n]{0,60}?\)+",
         "F21",
         "shapes-broadcast",
         WARN,
@@ -145,7 +148,8 @@ MESSAGES = {
         "F89",
         "divergence-per-class",
         WARN,
-        f"over how many classes it divides, and so how much too small the divergence is. {LIVE}: F89 counts them.",
+        "over how many classes it divides, and so how much too small the divergence is. "
+        f"{LIVE}: F89 counts them.",
         'kl_div\'s "mean" divides by the classes as well as by the rows, so the divergence counts '
         "far less than it says.",
     ),
@@ -199,7 +203,8 @@ MESSAGES = {
         "rows-without-targets",
         WARN,
         f"how many rows it concerns. {LIVE}: F14 counts them.",
-        "The marker of the answer (response template) was not found in some rows, and all labels of these are masked.",
+        "The marker of the answer (response template) was not found in some rows, and all "
+        "labels of these are masked.",
     ),
     "recompile": Known(
         "torch._dynamo hit config.",
@@ -209,7 +214,9 @@ MESSAGES = {
         WARN,
         f"which number or shape changes. {LIVE}: N18 counts the compilations.",
     ),
-    "memory": _evidence("ut of memory", r"(?i:CUDA|HIP|MPS|XPU)[^\r\n]{0,20}out of memory[^\r\n]{0,60}"),
+    "memory": _evidence(
+        "ut of memory", r"(?i:CUDA|HIP|MPS|XPU)[^\r\n]{0,20}out of memory[^\r\n]{0,60}"
+    ),
     "memory-host": _evidence("DefaultCPUAllocator: can't allocate memory"),
     "memory-torch": _evidence("OutOfMemoryError", r"OutOfMemoryError: [^\r\n]{0,80}"),
     "cache": _evidence("aching is incompatible with gradient checkpointing"),
@@ -219,7 +226,10 @@ MESSAGES = {
     "not-reentrant": _evidence("use_reentrant", r"use_reentrant[\"']?\s*[:=]\s*False"),
     "error": _evidence("Error: ", r"(?m)^[\w.]*(?-i:[A-Z]\w*Error): [^\r\n]{1,200}"),
 }
-PATTERNS = {key: re.compile(known.pattern or re.escape(known.needle), re.IGNORECASE) for key, known in MESSAGES.items()}
+PATTERNS = {
+    key: re.compile(known.pattern or re.escape(known.needle), re.IGNORECASE)
+    for key, known in MESSAGES.items()
+}
 ON = ("use-cache", "cache", "checkpoint-file", "checkpointing")  # checkpointing is switched on
 ENDS = frozenset(
     ("element", "no-parameter", "empty-optimizer", "quantised", "unscale", "inference", "anomaly")
@@ -293,7 +303,9 @@ def _finding(known: Known, observed: str) -> Finding:
     return Finding(known.check, page.name, known.severity, observed, "no such message", cause, fix)
 
 
-def _judge_checkpointing(found: dict[str, Finding], messages: dict[str, Message], stuck: str, flat: str) -> None:
+def _judge_checkpointing(
+    found: dict[str, Finding], messages: dict[str, Message], stuck: str, flat: str
+) -> None:
     """Tell a graph that reentrant checkpointing cuts from a loss that was cut off elsewhere."""
     warned = messages.get("inputs")
     raised = messages.get("element")
@@ -312,13 +324,17 @@ def _judge_checkpointing(found: dict[str, Finding], messages: dict[str, Message]
     # torch says the one message in a reentrant checkpoint alone, the other in other places as well
     if warned is None:
         unseen = (
-            "whether the loss was cut off elsewhere (F1), or all weights are frozen (S1): both end in the same error."
+            "whether the loss was cut off elsewhere (F1), or all weights are frozen (S1): "
+            "both end in the same error."
         )
     elif raised is not None or stuck:
-        unseen = "which checkpointed modules are cut off, and how many tensors in them should learn."
+        unseen = (
+            "which checkpointed modules are cut off, and how many tensors in them should learn."
+        )
     else:
         unseen = (
-            "whether something inside the checkpointed part should have learned: where all of it is "
+            "whether something inside the checkpointed part should have learned: where all of "
+            "it is "
             "frozen on purpose nothing is lost, and where a head outside of it learns, the loss "
             "falls a little and hides that the adapters stay as they are."
         )
@@ -331,7 +347,8 @@ def _judge_checkpointing(found: dict[str, Finding], messages: dict[str, Message]
         f"{LIVE}, which names S10 where this is so and counts the tensors without a gradient."
     )
     fix = (
-        'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}), '
+        'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": '
+        "False}), "
         "or model.enable_input_require_grads() before training."
     )
     severity = ERROR if raised is not None or stuck else WARN

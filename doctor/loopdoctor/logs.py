@@ -58,7 +58,9 @@ def diagnose(log: Log, control: Any) -> Report:
     report.rounds, report.done, report.source = log.count, True, "log"
     # ask the numbers
     seen = {fault.id: look(log) for fault, look in zip(FAULTS, LOOKS)}
-    found = [_finding(fault, seen[fault.id]) for fault in FAULTS if isinstance(seen[fault.id], Seen)]
+    found = [
+        _finding(fault, seen[fault.id]) for fault in FAULTS if isinstance(seen[fault.id], Seen)
+    ]
     report.verdicts = {id: v for id, v in seen.items() if isinstance(v, Verdict)}
     # ask the messages, which the numbers may confirm
     stuck, flat = (seen[id].observed if isinstance(seen[id], Seen) else "" for id in ("L6", "L5"))
@@ -80,7 +82,9 @@ def _finding(fault: Fault, seen: Seen) -> Finding:
     """Return a finding with what the log cannot tell."""
     why = f" {seen.why}" if seen.why else ""
     cause = f"{fault.cause}{why} The log cannot tell {fault.unseen}"
-    return Finding(fault.id, fault.name, fault.severity, seen.observed, seen.expected, cause, fault.fix)
+    return Finding(
+        fault.id, fault.name, fault.severity, seen.observed, seen.expected, cause, fault.fix
+    )
 
 
 def _notes(log: Log, report: Report) -> list[str]:
@@ -88,10 +92,13 @@ def _notes(log: Log, report: Report) -> list[str]:
     notes = []
     if log.runs > 1:
         notes.append(
-            f"steps or epochs begin again, so it holds {log.runs} runs; the last is judged, from line {log.line} on"
+            f"steps or epochs begin again, so it holds {log.runs} runs; the last is judged, "
+            f"from line {log.line} on"
         )
     if log.every > 1:
-        notes.append(f"it is long, so one part in {log.every} of it is judged, and all of its messages")
+        notes.append(
+            f"it is long, so one part in {log.every} of it is judged, and all of its messages"
+        )
     error = log.messages.get("error")
     if error is not None and not any(f.severity == ERROR for f in report.findings):
         text = " ".join(error.last_text.split())[: log_texts.SHOWN]
@@ -123,7 +130,9 @@ def _zero_and_nan(log: Log) -> Seen | Verdict:
     elif rates:
         rate = f", rate {rates[0]:g} at the first"
     first = f"first at {hit[0].where()}"
-    observed = f"loss 0 with a gradient norm of nan in {len(hit)} of {len(both)} entries, {first}{rate}"
+    observed = (
+        f"loss 0 with a gradient norm of nan in {len(hit)} of {len(both)} entries, {first}{rate}"
+    )
     return Seen(observed, "numbers", why)
 
 
@@ -188,7 +197,8 @@ def _flat(log: Log) -> Seen | Verdict:
     # a loss that is flat and known tells more
     if abs(fmean(first) - LN2) < 1e-3 and abs(fmean(last) - LN2) < 1e-3:
         whys.append(
-            "It is ln 2, a guess between two: in preference training policy and reference are alike "
+            "It is ln 2, a guess between two: in preference training policy and reference are "
+            "alike "
             "(N14), in a classifier of two classes nothing is told apart."
         )
     on = log_texts.checkpointing(log.messages)
@@ -209,7 +219,9 @@ def _norm_zero(log: Log) -> Seen | Verdict:
         return OK
     losses = [e.loss for e in entries if e.loss is not None]
     if _flat(log) == OK:
-        return unknown("the loss falls, so the norm of 0 that was logged is not that of the gradients")
+        return unknown(
+            "the loss falls, so the norm of 0 that was logged is not that of the gradients"
+        )
     observed = f"the gradient norm is exactly 0 in all {len(entries)} entries"
     if losses and not any(losses):
         return Seen(
@@ -240,7 +252,8 @@ def _memory(log: Log) -> Seen | Verdict:
     else:
         when = f"after {message.entries} entries{' and more' if log.every > 1 else ''}"
         why = (
-            "It was enough for the steps before, so either a longer batch or an evaluation came, or "
+            "It was enough for the steps before, so either a longer batch or an evaluation "
+            "came, or "
             "something is kept from step to step (N27)."
         )
     return Seen(f"{log_texts.quote(message)}, {when}", "memory that is enough", why)

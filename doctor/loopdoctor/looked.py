@@ -1,11 +1,14 @@
-"""What a check looked at: the evidence that it asked for, so that `--why S21` can say what it saw and at which lines.
+"""What a check looked at: the evidence that it asked for, so that `--why S21` can say what it saw
+and at which lines.
 
-A check asks the Evidence for events (`e.of(Step)`), for facts that watchers noted (`e.habits["S21"]`) and for
-attributes. `Looked` stands in place of the Evidence, passes each question on and keeps a line about the answer. A
-finding takes its place from there as well, where its check names none: the line of the last fact that was noted, or
-else of the last events that it asked for.
+A check asks the Evidence for events (`e.of(Step)`), for facts that watchers noted
+(`e.habits["S21"]`) and for attributes. `Looked` stands in place of the Evidence, passes each
+question on and keeps a line about the answer. A finding takes its place from there as well, where
+its check names none: the line of the last fact that was noted, or else of the last events that it
+asked for.
 
-Footgun: a check that asks for nothing here (it looks at modules alone) has no line to name, and then says so.
+Footgun: a check that asks for nothing here (it looks at modules alone) has no line to name, and
+then says so.
 """
 
 import functools
@@ -15,16 +18,20 @@ from typing import Any
 from loopdoctor.evidence import Event, Evidence
 from loopdoctor.places import Place, spell
 
-QUIET = {"shown", "rounds", "faults", "declared", "stepped", "tree", "opaque"}  # asked for by nearly all checks
+# asked for by nearly all checks
+QUIET = {"shown", "rounds", "faults", "declared", "stepped", "tree", "opaque"}
 LINES, LETTERS = 3, 160  # places of one kind of event; length of a value
 
 
 class Written:
-    """What is written of the events and places of one Evidence, once for all checks that ask for them."""
+    """What is written of the events and places of one Evidence, once for all checks that ask for
+    them.
+    """
 
     def __init__(self):
         self.spell = functools.cache(spell)
-        self.events: dict[tuple, tuple[str, list[Place]]] = {}  # name, first, last, number of events -> text and places
+        # name, first, last, number of events -> text and places
+        self.events: dict[tuple, tuple[str, list[Place]]] = {}
 
 
 class Looked:
@@ -33,7 +40,8 @@ class Looked:
     def __init__(self, e: Evidence, written: Written):
         self._e, self._written = e, written
         self._said: dict[str, str] = {}  # question -> answer, in the order they were asked
-        self._facts: list[Place] = []  # where the facts were noted that were asked for and are there
+        # where the facts were noted that were asked for and are there
+        self._facts: list[Place] = []
         self._events: list[Place] = []  # where the events happened that were asked for last
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +91,9 @@ class Looked:
         places = [place for place, _ in counts.most_common(LINES)]
         rounds = sorted({event.round + 1 for event in events})
         when = f" in steps {rounds[0]} to {rounds[-1]}" if rounds else ""
-        return f"{len(events)}{when}" + "".join(f"\n    at {self._written.spell(place)}" for place in places), places
+        return f"{len(events)}{when}" + "".join(
+            f"\n    at {self._written.spell(place)}" for place in places
+        ), places
 
 
 class Habits:
@@ -97,7 +107,9 @@ class Habits:
         places = self._looked._e.places.get(key, {})
         there = list(dict.fromkeys(places[turn] for turn in facts if turn in places))
         at = "".join(f"\n    at {self._looked._written.spell(place)}" for place in there[:LINES])
-        self._looked._said[f"noted as {key!r}"] = (f"in {len(facts)} steps" if facts else "nothing") + at
+        self._looked._said[f"noted as {key!r}"] = (
+            f"in {len(facts)} steps" if facts else "nothing"
+        ) + at
         if there:
             self._looked._facts = there
         return facts
@@ -107,7 +119,7 @@ class Habits:
 
 
 def _short(value: Any) -> str:
-    """A value in one line; of what holds tensors or modules only its kind and size."""
+    """Return A value in one line; of what holds tensors or modules only its kind and size."""
     if isinstance(value, (bool, int, float, str, type(None))):
         text = repr(value)
     elif isinstance(value, (list, tuple, set, dict)):

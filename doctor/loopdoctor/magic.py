@@ -142,7 +142,7 @@ class Magic:
             self.end(result)
 
     def steps_are_over(self) -> None:
-        """The watched steps are over and the cell goes on: for hours, perhaps."""
+        """Report when the watched steps are over, as the cell may go on for hours."""
         if self.open is not None and self.open.report.root is not None:
             notice = threading.Timer(PATIENCE, _tell, [self.open.report])
             notice.daemon = True
@@ -156,7 +156,9 @@ class Magic:
         for notice in ending.notices:
             notice.cancel()
         try:
-            ending.block.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
+            ending.block.__exit__(
+                None if error is None else type(error), error, getattr(error, "__traceback__", None)
+            )
         finally:
             display(ending.report)
 
@@ -205,11 +207,14 @@ def _options(line: str) -> argparse.Namespace | None:
     """Read the options; None where only help was asked for."""
     parser = _Parser(
         prog="%%doctor",
-        description="Watch the first training steps of this cell and show under it what is wrong with its loop.",
+        description="Watch the first training steps of this cell and show under it what is "
+        "wrong with its loop.",
         add_help=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=100),
     )
-    parser.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
+    parser.add_argument(
+        "--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)"
+    )
     parser.add_argument(
         "--teacher",
         action="append",
@@ -233,10 +238,18 @@ def _options(line: str) -> argparse.Namespace | None:
         metavar="ID=LEVEL",
         help="error, warn or note: N5=note",
     )
-    parser.add_argument("--at", type=_places, default=(), metavar="N,N", help="watch from these steps on: 0,500")
-    parser.add_argument("--every", type=_positive, metavar="N", help="watch from step 0, N, 2 N ... on")
-    parser.add_argument("--into", type=_identifier, metavar="NAME", help="keep the report in this variable")
-    parser.add_argument("-h", "--help", action="store_true", help="show this and do not run the cell")
+    parser.add_argument(
+        "--at", type=_places, default=(), metavar="N,N", help="watch from these steps on: 0,500"
+    )
+    parser.add_argument(
+        "--every", type=_positive, metavar="N", help="watch from step 0, N, 2 N ... on"
+    )
+    parser.add_argument(
+        "--into", type=_identifier, metavar="NAME", help="keep the report in this variable"
+    )
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="show this and do not run the cell"
+    )
     try:
         options = parser.parse_args(shlex.split(line))
     except ValueError as error:

@@ -1,10 +1,12 @@
 """Numbers about tensors: norms, what a step changed, and which few tensors stand for all.
 
-A watch must cost little, so nothing is looked at twice and nothing waits more often than it must. Norms of many tensors
-are taken together and read with one synchronisation, and so is what a step changed. Of a large tensor evenly spread
-elements are compared, of many tensors eight are followed, and of many steps some are measured in full (`looked`).
+A watch must cost little, so nothing is looked at twice and nothing waits more often than it must.
+Norms of many tensors are taken together and read with one synchronisation, and so is what a step
+changed. Of a large tensor evenly spread elements are compared, of many tensors eight are followed,
+and of many steps some are measured in full (`looked`).
 
-Footgun: evenly spread is not random. A stride that divides the width of a matrix sees the same columns of every row.
+Footgun: evenly spread is not random. A stride that divides the width of a matrix sees the same
+columns of every row.
 """
 
 import math
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from loopdoctor.evidence import Evidence, Update
 
-SAMPLED, ELEMENTS = 8, 2**18  # tensors whose change is measured, and how much of each from the start to the end
+# tensors whose change is measured, and how much of each from the start to the end
+SAMPLED, ELEMENTS = 8, 2**18
 STEPPED = 2**14  # and how much of each in a step
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -27,7 +30,9 @@ def looked(number: int) -> bool:
 
 
 def gradient_of(p: Tensor) -> Tensor | None:
-    """The gradient, of a sparse one its values; None where there is none, or one without numbers (on meta)."""
+    """Return the gradient, of a sparse one its values; None where there is none, or one without
+    numbers (on meta).
+    """
     g = p.grad
     if g is None or g.is_meta:
         return None
@@ -35,10 +40,20 @@ def gradient_of(p: Tensor) -> Tensor | None:
 
 
 def largest(ps: dict[str, Tensor], ids: frozenset[int]) -> tuple[str, float, float]:
-    """Which of these tensors has the largest number in its gradient, that number, and that of the middle one."""
-    have = {n: g for n, p in ps.items() if id(p) in ids and (g := gradient_of(p)) is not None and g.numel()}
+    """Which of these tensors has the largest number in its gradient, that number, and that of the
+    middle one.
+    """
+    have = {
+        n: g
+        for n, p in ps.items()
+        if id(p) in ids and (g := gradient_of(p)) is not None and g.numel()
+    }
     sizes = sorted((float(g.abs().max()), n) for n, g in have.items())
-    return (sizes[-1][1], sizes[-1][0], sizes[len(sizes) // 2][0]) if sizes else ("a tensor", math.inf, math.inf)
+    return (
+        (sizes[-1][1], sizes[-1][0], sizes[len(sizes) // 2][0])
+        if sizes
+        else ("a tensor", math.inf, math.inf)
+    )
 
 
 def gradients_of(ps: Iterable[Tensor]) -> list[Tensor]:
@@ -53,7 +68,7 @@ def values_of(t: Tensor) -> Tensor:
 
 
 def _real(t: Tensor) -> Tensor:
-    """A complex tensor as pairs of numbers."""
+    """Return A complex tensor as pairs of numbers."""
     return torch.view_as_real(t) if t.is_complex() else t
 
 
@@ -73,10 +88,11 @@ class Pieces(NamedTuple):
 
 
 def pieces(tensors: dict[str, Tensor]) -> list[Pieces]:
-    """A copy of some elements of each."""
+    """Return A copy of some elements of each."""
     kinds: dict[tuple, dict[str, Tensor]] = {}
     for name, p in tensors.items():
-        alone = None if type(p) in PLAIN else name  # sharded or wrapped: not to be mixed with others
+        # sharded or wrapped: not to be mixed with others
+        alone = None if type(p) in PLAIN else name
         kinds.setdefault((p.device, p.dtype, alone), {})[name] = strided(p, STEPPED)
     return [
         Pieces(list(each), [x.numel() for x in each.values()], torch.cat(list(each.values())))
@@ -85,9 +101,12 @@ def pieces(tensors: dict[str, Tensor]) -> list[Pieces]:
 
 
 def updates(
-    before: list[Pieces], tensors: dict[str, Tensor], rates: dict[int, float], gradients: dict[str, float]
+    before: list[Pieces],
+    tensors: dict[str, Tensor],
+    rates: dict[int, float],
+    gradients: dict[str, float],
 ) -> list[Update]:
-    """What a step did to these tensors, given the norms of the gradients that it used."""
+    """Return what a step did to these tensors, given the norms of the gradients that it used."""
     found = []
     for piece in before:
         piece = _of(piece, tensors)
@@ -96,19 +115,27 @@ def updates(
         if len(now) != 1 or now[0].sizes != sizes or now[0].values.dtype != piece.values.dtype:
             continue  # none of them is this optimizer's, or they were replaced meanwhile
         was = piece.values.float()
-        dense = {n: g for n in names if (g := tensors[n].grad) is not None and g.layout == torch.strided}
+        dense = {
+            n: g for n in names if (g := tensors[n].grad) is not None and g.layout == torch.strided
+        }
         zero = pieces(dense) if dense else []
         facts = [
             *torch._foreach_norm((now[0].values.float() - was).split(sizes)),
             *torch._foreach_norm(was.split(sizes)),
             *torch._foreach_norm((now[0].values != piece.values).float().split(sizes), 1),
         ]
-        silent = [x for z in zero for x in torch._foreach_norm((z.values == 0).float().split(z.sizes), 1)]
+        silent = [
+            x for z in zero for x in torch._foreach_norm((z.values == 0).float().split(z.sizes), 1)
+        ]
         numbers = torch.stack([*facts, *silent]).tolist()
         many = len(names)
         share = dict(zip([n for z in zero for n in z.names], numbers[3 * many :]))
-        counts = dict(zip([n for z in zero for n in z.names], [size for z in zero for size in z.sizes]))
-        for name, size, moved, norm, other in zip(names, sizes, numbers, numbers[many:], numbers[2 * many :]):
+        counts = dict(
+            zip([n for z in zero for n in z.names], [size for z in zero for size in z.sizes])
+        )
+        for name, size, moved, norm, other in zip(
+            names, sizes, numbers, numbers[many:], numbers[2 * many :]
+        ):
             p = tensors[name]
             found.append(
                 Update(

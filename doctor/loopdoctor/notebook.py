@@ -167,7 +167,8 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 def check(path: Path, chosen: str) -> None:
     """Raise `Unreadable` for what cannot be run, and say nothing else."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Python about the text of a cell; it comes when the cell is to run
+        # of Python about the text of a cell; it comes when the cell is to run
+        warnings.simplefilter("ignore")
         Notebook(path, chosen)
 
 
@@ -182,7 +183,9 @@ def _texts(path: Path) -> list[str]:
         texts = ["".join(cell["source"]) for cell in found]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         told = f"{type(error).__name__}: {error}"
-        raise Unreadable(f"{path} cannot be read as a notebook of Jupyter, version 4 ({told}).") from error
+        raise Unreadable(
+            f"{path} cannot be read as a notebook of Jupyter, version 4 ({told})."
+        ) from error
     if not language.startswith(("python", "ipython")):
         raise Unreadable(f"{path} is a notebook in {language}; only one in Python can be run.")
     return [text for text in texts if text.strip()]

@@ -1,21 +1,25 @@
-"""Watch a user's own training loop from outside: hooks on the model, patches on the few calls every loop makes.
+"""Watch a user's own training loop from outside: hooks on the model, patches on the few calls every
+loop makes.
 
-Nothing is driven and nothing is wrapped. Optimizers are seen through torch's global step hooks, so any optimizer is,
-also one made inside the block; `backward`, gradient clipping, `zero_grad`, GradScaler, schedulers, the losses of
-torch.nn.functional and reentrant checkpoints through attributes that are replaced while the watch lasts and put back
-after it, also when the block raises. Patches sit on names that torch itself looks up at each call, because a loop may
-hold its own name for a function (`from torch.nn.utils import clip_grad_norm_`). After the watched steps everything is
-taken off again, so that the rest of the run costs nothing. The parts are listed in attach.py.
+Nothing is driven and nothing is wrapped. Optimizers are seen through torch's global step hooks, so
+any optimizer is, also one made inside the block; `backward`, gradient clipping, `zero_grad`,
+GradScaler, schedulers, the losses of torch.nn.functional and reentrant checkpoints through
+attributes that are replaced while the watch lasts and put back after it, also when the block
+raises. Patches sit on names that torch itself looks up at each call, because a loop may hold its
+own name for a function (`from torch.nn.utils import clip_grad_norm_`). After the watched steps
+everything is taken off again, so that the rest of the run costs nothing. The parts are listed in
+attach.py.
 
-Once a round, before its first step, all gradients are measured. Of each optimizer's first three steps, and of its 8th,
-16th and so on, the change of eight tensors is; the other steps must cost next to nothing. Nothing here draws a random
-number or writes to a tensor of the user. What needs another forward pass is in probes.py, and that one restores
-generators and buffers.
+Once a round, before its first step, all gradients are measured. Of each optimizer's first three
+steps, and of its 8th, 16th and so on, the change of eight tensors is; the other steps must cost
+next to nothing. Nothing here draws a random number or writes to a tensor of the user. What needs
+another forward pass is in probes.py, and that one restores generators and buffers.
 
-Footguns: a round ends with the first backward after a step, not with the step: several optimizers may step, and a
-scheduler, a scaler and `zero_grad` come after them. An optimizer with a closure (LBFGS) calls backward inside its step,
-so what belongs before the step comes in the middle of it. SequentialLR steps other schedulers inside its own step, and
-every scheduler steps once when it is made. Only the outermost step of a scheduler that is under way is the loop's.
+Footguns: a round ends with the first backward after a step, not with the step: several optimizers
+may step, and a scheduler, a scaler and `zero_grad` come after them. An optimizer with a closure
+(LBFGS) calls backward inside its step, so what belongs before the step comes in the middle of it.
+SequentialLR steps other schedulers inside its own step, and every scheduler steps once when it is
+made. Only the outermost step of a scheduler that is under way is the loop's.
 """
 
 import contextlib
@@ -32,7 +36,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ExponentialLR,
+    LRScheduler,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
@@ -77,12 +87,16 @@ BACKWARDS = 256  # without a step, for each step to be watched; then the watch e
 EARLY = 4  # steps before which it is looked whether the last one was undone
 MARKS = 64  # numbers of a tensor that tell whether it moved
 FEW, OPPOSED = 64, -0.3  # numbers of a gradient; the cosine of two gradients of adversaries
-NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
-NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
+# steps of a named optimizer that are waited for, where others step; how many times as long
+NAMED, LONGER = 3, 5
+# functions of numbers that a schedule may call
+NUMBERS = (min, max, abs, float, int, bool, round, pow)
 KEEPING = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", "IMPORT_NAME")
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
-MIDST, MANY = 10, 1000  # steps in which it is asked what a clearing between losses takes away, and of how many tensors
-# what is held, what of it had a gradient (which, its version), and the ids of those with one to lose
+# steps in which it is asked what a clearing between losses takes away, and of how many tensors
+MIDST, MANY = 10, 1000
+# what is held, what of it had a gradient (which, its version), and the ids of those with one to
+# lose
 Before = tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]]
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
@@ -91,7 +105,11 @@ class Optimizers(Part):
     """Sees optimizers step and gradients being cleared, clipped and scaled."""
 
     def __init__(
-        self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer], layers: histograms.Given, eye: Eye
+        self,
+        at: Attachments,
+        optimizers: Sequence[torch.optim.Optimizer],
+        layers: histograms.Given,
+        eye: Eye,
     ):
         super().__init__(at)
         self.layers, self.eye = layers, eye
@@ -99,24 +117,31 @@ class Optimizers(Part):
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
         self.moved: set[str] = set()  # of these, those that the step moved
-        self.last: tuple[int, dict[str, Tensor]] = -2, {}  # before the last step: its number, a few numbers of tensors
-        self.marks: list[Tensor] = []  # a few weights at the last backward, while no optimizer has stepped
+        # before the last step: its number, a few numbers of tensors
+        self.last: tuple[int, dict[str, Tensor]] = -2, {}
+        # a few weights at the last backward, while no optimizer has stepped
+        self.marks: list[Tensor] = []
         self.moves = 0  # how often they had changed
         self.backwards: dict[int, int] = {}  # index -> count at its last step
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.closure = False  # inside an optimizer's step that was given one
-        self.inside: list[float | None] = []  # norms of the gradients after each backward of its evaluations
+        # norms of the gradients after each backward of its evaluations
+        self.inside: list[float | None] = []
         self.summed = 0  # to how many of these another backward has added
         self.asked: Counter[int] = Counter()  # index -> evaluations until its last step
-        self.before: list[measures.Pieces] = []  # the followed tensors before a step that is measured
+        # the followed tensors before a step that is measured
+        self.before: list[measures.Pieces] = []
         self.counts: Counter[int] = Counter()  # index -> steps made
         self.ends: dict[
             str, tuple[Tensor, int, Tensor]
         ] = {}  # followed tensors: the address, and a view of a few numbers
-        self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
+        # indices of optimizers whose gradients were not cleared since their step
+        self.uncleared: set[int] = set()
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
-        self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
-        self.left: dict[int, int] = {}  # index -> optimizer that stepped while gradients waited here
+        # candidates for it: tensors, norms before it
+        self.old: dict[int, tuple[list[Tensor], list[float]]] = {}
+        # index -> optimizer that stepped while gradients waited here
+        self.left: dict[int, int] = {}
         self.added: dict[int, tuple] = {}  # of those, before a backward: norms of both
         self.foreign: set[int] = set()  # those to which another loss was added since
         self.shadow = Shadow()
@@ -128,7 +153,8 @@ class Optimizers(Part):
         self.noted = -1  # the last round whose gradients were noted
         self.past = 0  # calls whose arguments were let go of
         self.used: dict[str, float] = {}  # norms of the followed gradients at the step under way
-        self.hold: Callable | None = None  # takes the hook after a step where torch cannot, see windows.py
+        # takes the hook after a step where torch cannot, see windows.py
+        self.hold: Callable | None = None
         for optimizer in optimizers:
             self.learn(optimizer)
 
@@ -136,7 +162,9 @@ class Optimizers(Part):
         at, clip, scaler = self.at, torch.nn.utils.clip_grad, torch.amp.GradScaler
         at.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
         register = torch_optimizer.register_optimizer_step_post_hook
-        at.undo.append(register(self._after_step).remove if self.hold is None else self.hold(self._after_step))
+        at.undo.append(
+            register(self._after_step).remove if self.hold is None else self.hold(self._after_step)
+        )
         if hasattr(clip, "_clip_grads_with_norm_"):  # looked up by clip_grad_norm_ at each call
             at.before(clip, "_clip_grads_with_norm_", self._clip)
         else:
@@ -155,13 +183,18 @@ class Optimizers(Part):
 
     # ---------------------------------------------------------------- at a backward
     def by_hand(self) -> bool:
-        """Whether the weights are moved without an optimizer of torch, so that this backward begins a step.
+        """Whether the weights are moved without an optimizer of torch, so that this backward begins
+        a step.
 
-        Once may be a search for a direction (SAM) whose optimizer has yet to step; the third time is a habit.
+        Once may be a search for a direction (SAM) whose optimizer has yet to step; the third time
+        is a habit.
         """
         if self.backwards or self.closure:
             return False
-        marks = [measures.strided(p)[:: max(1, p.numel() // MARKS)].clone() for p in self._sampled().values()]
+        marks = [
+            measures.strided(p)[:: max(1, p.numel() // MARKS)].clone()
+            for p in self._sampled().values()
+        ]
         same = len(marks) == len(self.marks) and all(map(torch.equal, marks, self.marks))
         fresh, self.marks = not self.marks, marks
         if same or fresh:
@@ -195,8 +228,13 @@ class Optimizers(Part):
         for layer in self.e.teachers:  # one that was taken for a teacher, and gets gradients
             ps = [] if any(layer.children()) else list(layer.parameters())
             if ps and all(p.requires_grad and p.grad is not None for p in ps):
-                if any(c.round == self.e.rounds and c.grad and c.module() is layer for c in self.e.of(Call)):
-                    self.e.lone.setdefault(id(layer), {})[self.e.rounds] = tuple(p._version for p in ps)
+                if any(
+                    c.round == self.e.rounds and c.grad and c.module() is layer
+                    for c in self.e.of(Call)
+                ):
+                    self.e.lone.setdefault(id(layer), {})[self.e.rounds] = tuple(
+                        p._version for p in ps
+                    )
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
@@ -211,7 +249,9 @@ class Optimizers(Part):
             optimizer.object = None
 
     def _remember(self, tensors: dict[str, Tensor], measured: bool) -> None:
-        """Before a step: which tensors are where they were at the start; and, where it is measured, some of each."""
+        """Before a step: which tensors are where they were at the start; and, where it is measured,
+        some of each.
+        """
         self.before = measures.pieces(tensors) if measured else []
         self._as_before(tensors, measured)
         if not self.e.rounds:
@@ -222,12 +262,16 @@ class Optimizers(Part):
                 if p.requires_grad and p.device.type == "cpu":
                     ones.setdefault(n.partition(".")[0] if n.startswith("model") else "", n)
             if ones and not any(
-                torch.equal(self._few(n, tensors[n]), self.e.first[n][1][:MARKS]) for n in ones.values()
+                torch.equal(self._few(n, tensors[n]), self.e.first[n][1][:MARKS])
+                for n in ones.values()
             ):
                 return
         views = {n: (self._few(n, p), self.e.first[n][1][:MARKS]) for n, p in tensors.items()}
         if all(view.device.type == "cpu" for view, _ in views.values()):
-            same = [first.device == view.device and torch.equal(view, first) for view, first in views.values()]
+            same = [
+                first.device == view.device and torch.equal(view, first)
+                for view, first in views.values()
+            ]
         else:  # one wait for all of them
             same = [(view == first).all().cpu() for view, first in views.values()]
             same = torch.stack(same).tolist() if same else []
@@ -247,14 +291,19 @@ class Optimizers(Part):
                     and bool(last[name].all())
                 ):
                     self.e.as_before.setdefault(name, set()).add(self.e.rounds)
-        few = {n: _spread(p) for n, p in tensors.items() if p.device.type == "cpu" and p.numel() > 1} if early else {}
+        few = (
+            {n: _spread(p) for n, p in tensors.items() if p.device.type == "cpu" and p.numel() > 1}
+            if early
+            else {}
+        )
         self.last, self.moved = (self.e.rounds, few), set()
-        for name in set(self.e.habits["N3 rounded"].values()) & few.keys():  # what the step begins with
+        # what the step begins with
+        for name in set(self.e.habits["N3 rounded"].values()) & few.keys():
             if of_few_levels(tensors[name].detach()):
                 self.e.habits["N3 levels"][len(self.e.habits["N3 levels"])] = name
 
     def _few(self, name: str, p: Tensor) -> Tensor:
-        """A view of the first of the numbers that are followed."""
+        """Return A view of the first of the numbers that are followed."""
         if type(p) not in measures.PLAIN:
             return measures.strided(p)[:MARKS]
         known = self.ends.get(name)
@@ -266,13 +315,18 @@ class Optimizers(Part):
         """Its index; its parameters are read anew, because groups may be added."""
         if id(optimizer) not in self.seen:
             self.seen[id(optimizer)] = len(self.e.optimizers)
-            rates = tuple(_rate(g | {"lr": g.get("initial_lr", g.get("lr"))}) for g in optimizer.param_groups)
+            rates = tuple(
+                _rate(g | {"lr": g.get("initial_lr", g.get("lr"))}) for g in optimizer.param_groups
+            )
             self.e.optimizers.append(Optimizer(type(optimizer), set(), False, optimizer, rates))
         entry = self.e.optimizers[self.seen[id(optimizer)]]
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if ids != entry.ids or not self.counts[self.seen[id(optimizer)]]:
             ps = (p for group in optimizer.param_groups for p in group["params"])
-            entry.ids, entry.low = ids, any(p.is_floating_point() and p.dtype.itemsize < 4 for p in ps)
+            entry.ids, entry.low = (
+                ids,
+                any(p.is_floating_point() and p.dtype.itemsize < 4 for p in ps),
+            )
         return self.seen[id(optimizer)]
 
     # ---------------------------------------------------------------- steps
@@ -281,7 +335,8 @@ class Optimizers(Part):
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         came = self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0)
         self.eye.before_step(closure is not None and not came)
-        if closure is not None:  # the backward comes inside, or has come already (Lightning, by hand)
+        # the backward comes inside, or has come already (Lightning, by hand)
+        if closure is not None:
             self.closure = True
             if came:
                 self.learn(optimizer)
@@ -305,11 +360,15 @@ class Optimizers(Part):
         if not self.closure:
             self._remember({n: p for n, p in followed.items() if id(p) in mine}, measured)
         unknown = {id(p): p for p in (*live, *followed.values()) if id(p) not in norms}
-        have = {number: g for number, p in unknown.items() if (g := measures.gradient_of(p)) is not None}
+        have = {
+            number: g for number, p in unknown.items() if (g := measures.gradient_of(p)) is not None
+        }
         norms = norms | dict(zip(have, measures.norms(list(have.values()))))
         own = [norms[id(p)] for p in live if id(p) in norms]
         sampled = [norms[id(p)] for p in followed.values() if p.grad is not None and id(p) in norms]
-        self.used = {n: norms[id(p)] for n, p in followed.items() if p.grad is not None and id(p) in norms}
+        self.used = {
+            n: norms[id(p)] for n, p in followed.items() if p.grad is not None and id(p) in norms
+        }
         asked = _evaluated(optimizer) if self.closure else 0
         event = Step(
             round=self.e.rounds,
@@ -320,7 +379,9 @@ class Optimizers(Part):
             own=sum(norm**2 for norm in own) ** 0.5 if own else None,
             stale=index in self.stale,
             foreign=index in self.foreign,
-            summed=self.closure and asked > self.asked[index] + 1 and self.summed == len(self.inside) - 1,
+            summed=self.closure
+            and asked > self.asked[index] + 1
+            and self.summed == len(self.inside) - 1,
         )
         self.inside, self.summed, self.asked[index] = [], 0, asked
         self._left_by(index)
@@ -340,12 +401,18 @@ class Optimizers(Part):
         index = self.seen.get(id(optimizer), -1)
         if self.last[0] == self.e.rounds and self.last[1]:
             known, tensors = self.last[1], self._sampled(optimizer)
-            self.moved |= {n for n, p in tensors.items() if n in known and not torch.equal(_spread(p), known[n])}
+            self.moved |= {
+                n
+                for n, p in tensors.items()
+                if n in known and not torch.equal(_spread(p), known[n])
+            }
         if self.before:
             steps = self.e.every(Step)
             if steps and steps[-1].optimizer == index:
                 rates = {id(p): _rate(g) for g in optimizer.param_groups for p in g["params"]}
-                steps[-1].updates += measures.updates(self.before, self._sampled(optimizer), rates, self.used)
+                steps[-1].updates += measures.updates(
+                    self.before, self._sampled(optimizer), rates, self.used
+                )
             self.before = []
         if index >= 0 and self.e.optimizers[index].low:
             self.at.aside(self.shadow.after, optimizer)
@@ -357,9 +424,13 @@ class Optimizers(Part):
         self.eye.after_step()
 
     def note_gradients(self) -> dict[int, float]:
-        """Once a round, before its first step: all gradients; in the first round the probes too. Norms by id."""
+        """Once a round, before its first step: all gradients; in the first round the probes too.
+
+        Norms by id.
+        """
         if self.noted == self.e.rounds or self.at.depth:
-            return {}  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
+            # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
+            return {}
         if self.e.rounds == 0:
             before = list(self.e.models)
             owners.settle(self.e)
@@ -388,7 +459,8 @@ class Optimizers(Part):
         return {id(ps[name]): norm for name, norm in norms.items()}
 
     def sample(self) -> None:
-        """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen.
+        """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth,
+        some frozen.
 
         A sparse one may hold more numbers after each step, so it is not.
         """
@@ -396,7 +468,11 @@ class Optimizers(Part):
         matrices = [n for n, p in ps.items() if p.requires_grad and p.dim() >= 2]
         vectors = [n for n, p in ps.items() if p.requires_grad and p.dim() < 2]
         frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]
-        chosen = measures.spread(matrices, SAMPLED - 2) + measures.spread(vectors, 2) + measures.spread(frozen, 4)
+        chosen = (
+            measures.spread(matrices, SAMPLED - 2)
+            + measures.spread(vectors, 2)
+            + measures.spread(frozen, 4)
+        )
         self.e.first = {n: (id(ps[n]), measures.strided(ps[n]).clone()) for n in chosen}
         self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
         self.e.tracked = measures.tracked(self.e)
@@ -419,7 +495,12 @@ class Optimizers(Part):
         """Before a backward: which optimizers' gradients are still those of their last step?"""
         for index in list(self.uncleared):
             groups = self.e.optimizers[index].object.param_groups
-            left = [p for g in groups for p in g["params"] if p.grad is not None and p.grad.layout == torch.strided]
+            left = [
+                p
+                for g in groups
+                for p in g["params"]
+                if p.grad is not None and p.grad.layout == torch.strided
+            ]
             left = [p for p in left if not p.grad.is_meta]
             left = left[:: max(1, len(left) // SAMPLED)]
             norms = measures.norms([p.grad for p in left])
@@ -428,7 +509,10 @@ class Optimizers(Part):
             self.uncleared.discard(index)
 
     def added_to_old(self) -> None:
-        """After it: to which of them has it added? Copies of the weights that are given gradients by hand are not."""
+        """After it: to which of them has it added?
+
+        Copies of the weights that are given gradients by hand are not.
+        """
         for index, (left, norms) in list(self.old.items()):
             now = [p.grad for p in left]
             if None not in now and measures.norms(now) != norms:
@@ -438,26 +522,40 @@ class Optimizers(Part):
     def _waiting(self, index: int) -> list[float]:
         """Norms of a few of an optimizer's gradients."""
         optimizer = self.e.optimizers[index].object
-        have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
+        have = (
+            measures.gradients_of(p for g in optimizer.param_groups for p in g["params"])
+            if optimizer
+            else []
+        )
         return measures.norms(have[:: max(1, len(have) // SAMPLED)])
 
     def _numbers(self, index: int) -> list[Tensor]:
-        """Some numbers of a few of its gradients, as they are now."""
+        """Return some numbers of a few of its gradients, as they are now."""
         optimizer = self.e.optimizers[index].object
-        have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
-        return [measures.strided(g, FEW).float().clone() for g in have[:: max(1, len(have) // SAMPLED)]]
+        have = (
+            measures.gradients_of(p for g in optimizer.param_groups for p in g["params"])
+            if optimizer
+            else []
+        )
+        return [
+            measures.strided(g, FEW).float().clone() for g in have[:: max(1, len(have) // SAMPLED)]
+        ]
 
     def _both(self, index: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         return self._touched(index), self._touched(self.left[index])
 
     def _touched(self, index: int) -> list[tuple[int, int]]:
-        """What differs once a backward has come to an optimizer's gradients."""
+        """Return what differs once a backward has come to an optimizer's gradients."""
         optimizer = self.e.optimizers[index].object
         ps = [p for g in optimizer.param_groups for p in g["params"]] if optimizer else []
-        return [(id(g), _version(g)) for p in ps[:: max(1, len(ps) // SAMPLED)] if (g := p.grad) is not None]
+        return [
+            (id(g), _version(g))
+            for p in ps[:: max(1, len(ps) // SAMPLED)]
+            if (g := p.grad) is not None
+        ]
 
     def _left_by(self, index: int) -> None:
-        """An optimizer steps: on which others does its backward leave gradients?"""
+        """Note on which other optimizers' weights the backward pass leaves gradients."""
         self.left.pop(index, None)
         self.foreign.discard(index)
         for other in range(len(self.e.optimizers)):
@@ -479,7 +577,9 @@ class Optimizers(Part):
             self.left.pop(index, None)
 
     def _see_zero(self, original: Callable, holder, *args, **kwargs) -> Any:
-        """What counts is the effect: accelerate's zero_grad does nothing until gradients are synced."""
+        """Return what counts is the effect: accelerate's zero_grad does nothing until gradients are
+        synced.
+        """
         before = None if self.at.idle else self._there(holder)
         result = original(holder, *args, **kwargs)
         if before is not None:
@@ -488,11 +588,19 @@ class Optimizers(Part):
 
     @quietly
     def _there(self, holder) -> Before:
-        groups = [{"params": holder.parameters()}] if isinstance(holder, nn.Module) else holder.param_groups
+        groups = (
+            [{"params": holder.parameters()}]
+            if isinstance(holder, nn.Module)
+            else holder.param_groups
+        )
         ps = [p for group in groups for p in group["params"]]
         had = [(p, p.grad, _version(p.grad)) for p in ps if p.grad is not None]
         between = self.waiting and self.e.rounds < MIDST and len(had) < MANY
-        held = frozenset(id(p) for p, g, _ in had if not g.is_sparse and bool(g.any())) if between else frozenset()
+        held = (
+            frozenset(id(p) for p, g, _ in had if not g.is_sparse and bool(g.any()))
+            if between
+            else frozenset()
+        )
         return ps, had, held
 
     @quietly
@@ -540,7 +648,9 @@ class Optimizers(Part):
         return result
 
     def _see_schedule(self, original: Callable, scheduler, *args, **kwargs) -> Any:
-        initial = getattr(scheduler, "_is_initial", False) or getattr(scheduler, "last_epoch", 0) == -1
+        initial = (
+            getattr(scheduler, "_is_initial", False) or getattr(scheduler, "last_epoch", 0) == -1
+        )
         inner, self.scheduling = self.scheduling, True  # SequentialLR steps others
         try:
             return original(scheduler, *args, **kwargs)
@@ -561,14 +671,17 @@ class Optimizers(Part):
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric, made.evaluated = scheduler.mode, float(metric), self.e.evaluated
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):
-            peaks = [_peak(factor) for factor in {id(f): f for f in scheduler.lr_lambdas}.values()]  # of all groups
+            # of all groups
+            peaks = [_peak(factor) for factor in {id(f): f for f in scheduler.lr_lambdas}.values()]
             made.peak = None if None in peaks else max(peaks)
             made.warm_up = next(filter(None, map(_warm_up, scheduler.lr_lambdas)), None)
         self.e.note(made)
 
 
 class Observer(Part):
-    """Fills an Evidence from `start` until `stop`, or until `steps` rounds are complete; then it calls `full`."""
+    """Fills an Evidence from `start` until `stop`, or until `steps` rounds are complete; then it
+    calls `full`.
+    """
 
     def __init__(
         self,
@@ -625,14 +738,17 @@ class Observer(Part):
         self.eye.release()
         self.optimizers.release()
         self.at.e = Evidence(**self.e.declared)
-        self.at.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
+        # they hold the observer: without them no garbage collection is needed
+        self.at.full = self.terms = dict
 
     def _see_backward(self, original: Callable, tensors: Any, *args, **kwargs) -> None:
         at = self.at
         if at.idle or at.depth:  # the inner backward of a reentrant checkpoint
             return original(tensors, *args, **kwargs)
         with torch.enable_grad():
-            event = self._begin_backward(tensors, kwargs.get("grad_tensors", args[0] if args else None))
+            event = self._begin_backward(
+                tensors, kwargs.get("grad_tensors", args[0] if args else None)
+            )
         if event is not None:
             event.retained = bool(kwargs.get("retain_graph") or (len(args) > 1 and args[1]))
         self.calls.let_go()
@@ -703,7 +819,12 @@ class Observer(Part):
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
             for n in event.entropies if not e.packed else ():
-                if n.name == "kl_div" and n.reduction == "batchmean" and n.connected and n.value is not None:
+                if (
+                    n.name == "kl_div"
+                    and n.reduction == "batchmean"
+                    and n.connected
+                    and n.value is not None
+                ):
                     n.factors = anatomy.factors(loss, n.value)
         event.inputs = any(call.learns for call in event.calls)
         if not event.inputs and e.rounds < MIDST:  # parts of a model may be called by themselves
@@ -732,19 +853,37 @@ class Observer(Part):
             self.at.full()
 
     def _of_others(self) -> bool:
-        """Whether the steps were those of optimizers that the user did not name: of copies that learn a task each."""
-        made = [self.optimizers.counts[self.optimizers.seen.get(number, -1)] for number in self.named]
+        """Whether the steps were those of optimizers that the user did not name: of copies that
+        learn a task each.
+        """
+        made = [
+            self.optimizers.counts[self.optimizers.seen.get(number, -1)] for number in self.named
+        ]
         others = len(self.e.optimizers) > len(made)
-        return bool(made) and others and min(made) < min(NAMED, self.steps) and self.e.rounds < LONGER * self.steps
+        return (
+            bool(made)
+            and others
+            and min(made) < min(NAMED, self.steps)
+            and self.e.rounds < LONGER * self.steps
+        )
 
 
 def _evaluated(optimizer: torch.optim.Optimizer) -> int:
     """How often LBFGS has asked its closure, in all of its steps."""
-    return max((state.get("func_evals", 0) for state in optimizer.state.values() if isinstance(state, dict)), default=0)
+    return max(
+        (
+            state.get("func_evals", 0)
+            for state in optimizer.state.values()
+            if isinstance(state, dict)
+        ),
+        default=0,
+    )
 
 
 def _version(g: Tensor) -> int:
-    """How often it was written to; a tensor made under inference_mode does not count that, and passes as written to."""
+    """How often it was written to; a tensor made under inference_mode does not count that, and
+    passes as written to.
+    """
     return time.perf_counter_ns() if g.is_inference() else g._version
 
 
@@ -759,7 +898,9 @@ def _opposed(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 def _hundredth(scheduler) -> int | None:
-    """How many of its steps make the rate a hundredth; None for a schedule that is not made of equal factors."""
+    """How many of its steps make the rate a hundredth; None for a schedule that is not made of
+    equal factors.
+    """
     gamma = getattr(scheduler, "gamma", None)
     if not isinstance(gamma, float) or not 0 < gamma < 1:
         return None
@@ -773,14 +914,14 @@ def _hundredth(scheduler) -> int | None:
 
 
 def _warm_up(factor: Callable) -> tuple[int, int] | None:
-    """Steps of the warm-up and of the run that a schedule of transformers was told."""
+    """Return steps of the warm-up and of the run that a schedule of transformers was told."""
     told = getattr(factor, "keywords", None) or {}
     numbers = told.get("num_warmup_steps"), told.get("num_training_steps")
     return numbers if all(isinstance(n, int) for n in numbers) else None
 
 
 def _peak(factor: Callable) -> float | None:
-    """The largest factor of a LambdaLR; None where it might notice that it is called."""
+    """Return the largest factor of a LambdaLR; None where it might notice that it is called."""
     with contextlib.suppress(Exception):
         if _of_numbers(factor):
             return max(float(factor(step)) for step in (*range(32), *(2**n for n in range(5, 20))))
@@ -788,13 +929,21 @@ def _peak(factor: Callable) -> float | None:
 
 
 def _of_numbers(factor: Callable) -> bool:
-    """Whether a function, or a method of an object with such numbers, holds nothing but numbers, keeps none, and calls
-    what math and Python have for them."""
+    """Whether a function, or a method of an object with such numbers, holds nothing but numbers,
+    keeps none, and calls what math and Python have for them.
+    """
     owner = getattr(factor, "__self__", None)
     code, own = factor.__code__, vars(owner) if owner is not None else {}
-    known = own | vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__  # a name of the file's is that
-    held = [*(cell.cell_contents for cell in factor.__closure__ or ()), *(known[name] for name in code.co_names)]
-    plain = all(isinstance(x, int | float) or x is math or x in NUMBERS or x in vars(math).values() for x in held)
+    # a name of the file's is that
+    known = own | vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__
+    held = [
+        *(cell.cell_contents for cell in factor.__closure__ or ()),
+        *(known[name] for name in code.co_names),
+    ]
+    plain = all(
+        isinstance(x, int | float) or x is math or x in NUMBERS or x in vars(math).values()
+        for x in held
+    )
     keeps = any(step.opname in KEEPING for step in dis.get_instructions(code))
     inner = any(hasattr(constant, "co_code") for constant in code.co_consts)
     return plain and not keeps and not inner and code.co_argcount == (1 if owner is None else 2)
@@ -807,6 +956,6 @@ def _rate(group: dict) -> float:
 
 
 def _spread(p: Tensor) -> Tensor:
-    """A copy of a few numbers of a tensor, from its beginning to its end."""
+    """Return A copy of a few numbers of a tensor, from its beginning to its end."""
     flat = measures.strided(p)
     return flat[:: max(1, flat.numel() // MARKS)].clone()

@@ -1,14 +1,16 @@
-"""`loopdoctor --overfit FILE.py`: the script trains on one batch, again and again, until it knows it by heart.
+"""`loopdoctor --overfit FILE.py`: the script trains on one batch, again and again, until it knows
+it by heart.
 
-A network that can learn at all can learn one batch by heart. To give a script one batch, every DataLoader gives its
-first batch again, and after each step torch's, Python's and numpy's generators are put back to where they were after
-the first, so that batches that are drawn are drawn alike (and dropout drops the same units). What the model is given is
-compared from step to step: where it differs the script has its batches from elsewhere, and nothing is said.
+A network that can learn at all can learn one batch by heart. To give a script one batch, every
+DataLoader gives its first batch again, and after each step torch's, Python's and numpy's generators
+are put back to where they were after the first, so that batches that are drawn are drawn alike (and
+dropout drops the same units). What the model is given is compared from step to step: where it
+differs the script has its batches from elsewhere, and nothing is said.
 
 By heart: the loss has fallen below a tenth of what it was.
 
-Footgun: it changes the run, unlike everything else here. It writes no file of its own, but the script may, so its
-checkpoints and logs are those of a run on one batch.
+Footgun: it changes the run, unlike everything else here. It writes no file of its own, but the
+script may, so its checkpoints and logs are those of a run on one batch.
 """
 
 import copy
@@ -27,16 +29,21 @@ from loopdoctor.evidence import Evidence
 
 HEART = 0.1  # of the first loss
 PROVES = (
-    "It proves that gradients reach enough weights, that the optimizer moves them the right way, and that the loss "
+    "It proves that gradients reach enough weights, that the optimizer moves them the right "
+    "way, and that the loss "
     "asks for something that this model can give."
 )
 CANNOT = (
-    "It cannot prove that the data or the labels are right, that the model generalises, that it does not see its own "
-    "targets (a leak learns by heart faster), that the rate suits a whole run, or that the evaluation is right."
+    "It cannot prove that the data or the labels are right, that the model generalises, that "
+    "it does not see its own "
+    "targets (a leak learns by heart faster), that the rate suits a whole run, or that the "
+    "evaluation is right."
 )
 CAUSES = (
-    "Possible causes: the rate is too small for so few steps (try --steps), part of the model is frozen or in no "
-    "optimizer, the inputs are lost on the way (a wrong reshape, all zeros), or this loss has a floor above 0 (soft "
+    "Possible causes: the rate is too small for so few steps (try --steps), part of the model "
+    "is frozen or in no "
+    "optimizer, the inputs are lost on the way (a wrong reshape, all zeros), or this loss has "
+    "a floor above 0 (soft "
     "targets, a penalty, a GAN, a VAE, rewards). `loopdoctor FILE.py` tells most of these apart."
 )
 
@@ -63,16 +70,26 @@ class Held(NamedTuple):
 
     def __str__(self) -> str:
         if len(self.losses) < 2:
-            return f"overfit: {self.steps} steps of an optimizer were seen, too few to say anything."
+            return (
+                f"overfit: {self.steps} steps of an optimizer were seen, too few to say anything."
+            )
         if not self.same:
             return (
-                "overfit: the model was not given the same batch in every step, so nothing can be said. The script "
-                "takes its batches neither from a DataLoader nor from random numbers; give it one batch by hand."
+                "overfit: the model was not given the same batch in every step, so nothing can "
+                "be said. The script "
+                "takes its batches neither from a DataLoader nor from random numbers; give it "
+                "one batch by hand."
             )
-        fell = f"the loss went from {self.losses[0]:.4g} to {self.losses[-1]:.4g} in {self.steps} steps on one batch"
+        fell = (
+            f"the loss went from {self.losses[0]:.4g} to {self.losses[-1]:.4g} in "
+            f"{self.steps} steps on one batch"
+        )
         if self.by_heart:
             return f"overfit: by heart, {fell}.\n{PROVES}\n{CANNOT}"
-        return f"overfit: NOT by heart, {fell}; below {HEART * self.losses[0]:.4g} was expected.\n{CAUSES}"
+        return (
+            f"overfit: NOT by heart, {fell}; below {HEART * self.losses[0]:.4g} was "
+            f"expected.\n{CAUSES}"
+        )
 
 
 class _Learning:
@@ -81,7 +98,8 @@ class _Learning:
     def __init__(self, steps: int):
         self.steps, self.count = steps, 0
         self.losses: list[float] = []
-        self.batches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # first batch of each loader
+        # first batch of each loader
+        self.batches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.state: tuple | None = None  # of all generators after the first step
         self.given: list[Tensor] = []  # to the model, in this step
         self.first: list[Tensor] | None = None  # in the second step, from which on all is held
@@ -109,7 +127,9 @@ class _Learning:
     def enter(self, module: nn.Module, args: tuple) -> None:
         self.inside += 1
         if self.inside == 1 and torch.is_grad_enabled() and module.training:
-            self.given += [x.detach().clone() for x in args if isinstance(x, Tensor) and not x.requires_grad]
+            self.given += [
+                x.detach().clone() for x in args if isinstance(x, Tensor) and not x.requires_grad
+            ]
 
     def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
         self.inside = max(0, self.inside - 1)
@@ -121,7 +141,9 @@ class _Learning:
         else:
             restore(self.state)
             self.first = self.given if self.first is None else self.first
-            alike = len(self.given) == len(self.first) and all(map(torch.equal, self.given, self.first))
+            alike = len(self.given) == len(self.first) and all(
+                map(torch.equal, self.given, self.first)
+            )
             self.same &= alike
         self.given = []
         if self.count >= self.steps:

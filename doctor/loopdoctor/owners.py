@@ -1,12 +1,13 @@
-"""Which objects are meant when nobody says: the model behind modules that were called one by one, and who is taught.
+"""Which objects are meant when nobody says: the model behind modules that were called one by one,
+and who is taught.
 
-`watch()` without a model takes every module that no other module called for a model. Two mistakes follow. A loop may
-call `model.forward(x)`, or the parts of a model one by one; then the parts look like models, and the real one is the
-object that holds them. And a teacher without `no_grad` looks like a second student, until an optimizer steps
-without it.
+`watch()` without a model takes every module that no other module called for a model. Two mistakes
+follow. A loop may call `model.forward(x)`, or the parts of a model one by one; then the parts look
+like models, and the real one is the object that holds them. And a teacher without `no_grad` looks
+like a second student, until an optimizer steps without it.
 
-Footgun: a container may hold actor and critic, or student and teacher. Only the smallest owner is taken, and only of
-modules that train.
+Footgun: a container may hold actor and critic, or student and teacher. Only the smallest owner is
+taken, and only of modules that train.
 """
 
 import gc
@@ -17,7 +18,9 @@ from loopdoctor.evidence import Backward, Call, Evidence, Step
 
 
 def merge(e: Evidence) -> nn.Module | None:
-    """Put the smallest module that holds several of the models found in their place, and return it."""
+    """Put the smallest module that holds several of the models found in their place, and return
+    it.
+    """
     if e.declared["model"] is not None or len(e.models) < 2:
         return None
     parts = {id(m) for m in e.models}
@@ -32,7 +35,8 @@ def merge(e: Evidence) -> nn.Module | None:
         return None
     whole = min(owners, key=lambda pair: pair[0])[1]
     e.models[:] = [whole]
-    e.teachers[:] = [m for m in e.teachers if m is not whole]  # it was asked without gradients first, to be evaluated
+    # it was asked without gradients first, to be evaluated
+    e.teachers[:] = [m for m in e.teachers if m is not whole]
     for call in e.of(Call):
         if call.module() is whole:
             call.role = "model"
@@ -41,7 +45,7 @@ def merge(e: Evidence) -> nn.Module | None:
 
 
 def _kinds(base: type) -> set[type]:
-    """A class and all that inherit from it."""
+    """Return A class and all that inherit from it."""
     kinds, new = {base}, [base]
     while new:
         more = [kind for kind in type.__subclasses__(new.pop()) if kind not in kinds]
@@ -51,7 +55,9 @@ def _kinds(base: type) -> set[type]:
 
 
 def promote(e: Evidence, given: list[nn.Module]) -> None:
-    """No model was found, because all that was called is frozen: what was called with gradients was meant to learn."""
+    """No model was found, because all that was called is frozen: what was called with gradients was
+    meant to learn.
+    """
     if e.models:
         return
     called = [c.module() for c in e.of(Call) if c.grad]
@@ -66,7 +72,9 @@ def promote(e: Evidence, given: list[nn.Module]) -> None:
 
 
 def settle(e: Evidence) -> None:
-    """A model found by itself that no optimizer holds, beside one that some does, is a teacher."""
+    """Call a model a teacher that was found by itself, that no optimizer holds, beside one that
+    some optimizer does.
+    """
     if e.declared["model"] is not None:
         return
     held = e.optimized()
@@ -88,7 +96,9 @@ def settle(e: Evidence) -> None:
 
 
 def forgotten(e: Evidence) -> nn.Module | None:
-    """A network with gradients that no optimizer holds, where two optimizers that step hold just the same tensors."""
+    """Return A network with gradients that no optimizer holds, where two optimizers that step hold
+    just the same tensors.
+    """
     steps = {step.optimizer for step in e.of(Step)}
     held = [(o.kind, frozenset(o.ids)) for n, o in enumerate(e.optimizers) if n in steps and o.ids]
     if len(set(held)) == len(held):
@@ -102,18 +112,25 @@ def forgotten(e: Evidence) -> nn.Module | None:
 
 
 def resting(e: Evidence) -> bool:
-    """Whether all models are in eval mode and in no optimizer, which holds something else that gets gradients: a
-    picture, a latent or a prompt is sought through them."""
+    """Whether all models are in eval mode and in no optimizer, which holds something else that gets
+    gradients: a picture, a latent or a prompt is sought through them.
+    """
     mine, models = e.optimized(), (*e.models, *e.teachers)
     live = set().union(*(o.live for o in e.optimizers))
     still = bool(e.models) and not any(m.training for m in e.models)
-    return still and bool(mine & live) and not any(id(p) in mine for m in models for p in m.parameters())
+    return (
+        still
+        and bool(mine & live)
+        and not any(id(p) in mine for m in models for p in m.parameters())
+    )
 
 
 def teaching(e: Evidence) -> list[nn.Module]:
-    """The teachers that are asked where the student learns: before the same backward, in at least half of its rounds.
+    """Return the teachers that are asked where the student learns: before the same backward, in at
+    least half of its rounds.
 
-    A model of an earlier demonstration, called once and never again, is none. One that the user named always is.
+    A model of an earlier demonstration, called once and never again, is none. One that the user
+    named always is.
     """
     learning = [b for b in e.of(Backward) if any(c.role == "model" and c.grad for c in b.calls)]
     rounds = {b.round for b in learning}

@@ -34,7 +34,8 @@ def _section(check: Check) -> str:
         for f in check.faults.values()
     ]
     parts = [f"## {check.id} {check.name}", f"**Symptom.** {check.symptom}", *check.about]
-    parts.append(re.sub(r"\{\w+\}", "...", "\n".join(faults)))  # what stands in braces is filled in by a run
+    # what stands in braces is filled in by a run
+    parts.append(re.sub(r"\{\w+\}", "...", "\n".join(faults)))
     if follows := CAUSES.get(check.id):
         parts.append(f"What follows from it is folded under it: {', '.join(follows)}.")
     return "\n\n".join(parts)

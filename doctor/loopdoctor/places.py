@@ -1,12 +1,13 @@
 """Which line of the user's program did it: the place that a finding names.
 
-A call may go through functions of torch in Python and through the wrappers of the watch. What the program wrote stands
-in the first frame behind these, unless that frame is a library's. Each event and each fact that a watcher notes keeps
-this place, so a finding can say where it comes from. Optimizers and schedulers are made before a watch begins, so from
-the import on the line that made each of them is kept beside a weak reference to it.
+A call may go through functions of torch in Python and through the wrappers of the watch. What the
+program wrote stands in the first frame behind these, unless that frame is a library's. Each event
+and each fact that a watcher notes keeps this place, so a finding can say where it comes from.
+Optimizers and schedulers are made before a watch begins, so from the import on the line that made
+each of them is kept beside a weak reference to it.
 
-Footgun: code without a file (exec, a REPL) has a name and a line and no text; a notebook's cell has a name that nobody
-has seen. cells.py says how a person reads either.
+Footgun: code without a file (exec, a REPL) has a name and a line and no text; a notebook's cell has
+a name that nobody has seen. cells.py says how a person reads either.
 """
 
 import functools
@@ -28,11 +29,14 @@ Place = tuple[str, int]  # file name of the code, number of the line
 
 TORCH = Path(torch.__file__).parent
 OURS = Path(__file__).parent
-INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | set(site.getsitepackages())
+INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | set(
+    site.getsitepackages()
+)
 MARK = "_loopdoctor_made"  # of a function that listens: a second import must not listen twice
 TEXT = 80  # letters of a line of code that are shown
 
-MADE: "weakref.WeakKeyDictionary[Any, Place]" = weakref.WeakKeyDictionary()  # optimizer or scheduler -> its line
+# optimizer or scheduler -> its line
+MADE: "weakref.WeakKeyDictionary[Any, Place]" = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -60,7 +64,9 @@ def caller() -> FrameType | None:
 
 
 def here() -> Place | None:
-    """Return the line of the program that is under way, also where a library called torch for it."""
+    """Return the line of the program that is under way, also where a library called torch for
+    it.
+    """
     frame = sys._getframe(1)
     while frame is not None and whose(frame.f_code.co_filename) != "program":
         frame = frame.f_back

@@ -1,10 +1,12 @@
 """Replays of the first batch: what changes when something is changed that must not matter?
 
-Some faults show neither in gradients nor in shapes: a model that looks ahead, packed documents that see each other,
-padding that is not masked, a teacher that answers differently each time. One more forward pass with a changed input
-shows them. Replays run without gradients before the first optimizer step, on copies; generators are put back.
+Some faults show neither in gradients nor in shapes: a model that looks ahead, packed documents that
+see each other, padding that is not masked, a teacher that answers differently each time. One more
+forward pass with a changed input shows them. Replays run without gradients before the first
+optimizer step, on copies; generators are put back.
 
-Footgun: a replay must repeat the call as it was made, autocast and all, or it measures the difference it made itself.
+Footgun: a replay must repeat the call as it was made, autocast and all, or it measures the
+difference it made itself.
 """
 
 import contextlib
@@ -23,8 +25,10 @@ from loopdoctor.evidence import Backward, Call, Evidence
 from loopdoctor.reading import read_call
 
 TOKENS = 512  # in a replay, at most
-WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
-ENCODERS = ("Bert", "BERT", "Roberta", "Deberta", "Electra", "Albert", "MPNet", "XLM")  # that read all places
+# products of a token and a parameter in a replay, at most: seconds
+WORK = {"cpu": 5e10, "other": 2e13}
+# that read all places
+ENCODERS = ("Bert", "BERT", "Roberta", "Deberta", "Electra", "Albert", "MPNet", "XLM")
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
@@ -43,12 +47,13 @@ class Unfit(Exception):
     """This call cannot be repeated, or says nothing."""
 
 
-# ------------------------------------------------------------------------------------------------ the probes
+# --------------------------------------------------------------------------------------- the probes
 def _reach(e: Evidence) -> None:
-    """How far ahead of its own position the model looks: 0 for a causal one, more for one that sees the future.
+    """How far ahead of its own position the model looks: 0 for a causal one, more for one that sees
+    the future.
 
-    e.probes["reach"]: None when the model sees everything at once, else the distance; "ahead" how much earlier logits
-    at supervised positions changed.
+    e.probes["reach"]: None when the model sees everything at once, else the distance; "ahead" how
+    much earlier logits at supervised positions changed.
     """
     event, call, reading = next(_readings(e), (None, None, None))
     if call is None:
@@ -57,7 +62,8 @@ def _reach(e: Evidence) -> None:
     if call.mask is not None and call.mask.shape == asked.shape:
         asked &= call.mask != 0  # what padding attends to is nobody's concern
     many, length = call.ids.shape
-    cut = torch.full((many,), length)  # the middle of the supervised part: a prefix may see all of itself
+    # the middle of the supervised part: a prefix may see all of itself
+    cut = torch.full((many,), length)
     for row in range(many):
         at = asked[row].nonzero()[:, 0]
         if len(at) >= 4:
@@ -83,8 +89,12 @@ def _reach(e: Evidence) -> None:
 
 def _documents(e: Evidence) -> None:
     """Whether the last document of a row, whose positions begin anew, sees those before it."""
-    calls = [c for c in e.forwards if c.round == 0 and c.ids is not None and c.args + tuple(c.kwargs)]
-    call, found = next(((c, found) for c in calls if (found := documents.packed(c)) is not None), (None, None))
+    calls = [
+        c for c in e.forwards if c.round == 0 and c.ids is not None and c.args + tuple(c.kwargs)
+    ]
+    call, found = next(
+        ((c, found) for c in calls if (found := documents.packed(c)) is not None), (None, None)
+    )
     if call is None:
         return
     starts, length = found.starts, call.ids.shape[1]
@@ -92,7 +102,9 @@ def _documents(e: Evidence) -> None:
     last = torch.where(starts, places, 0).max(1, keepdim=True).values
     changed = _other(e, call, (places < last) & (last > 0))
     marks = documents.marks(call.ids, starts, found.text)
-    changed = torch.where(torch.isin(call.ids, marks) | torch.isin(changed, marks), call.ids, changed)
+    changed = torch.where(
+        torch.isin(call.ids, marks) | torch.isin(changed, marks), call.ids, changed
+    )
     with documents.Order(starts) as order:
         before, after = _twice(e, call, changed)
     if order.goes_on and not found.named:
@@ -106,23 +118,40 @@ def _documents(e: Evidence) -> None:
 
 def _padding(e: Evidence) -> None:
     """Whether what stands in padding changes the logits of the tokens that count."""
-    for call in (c for c in e.forwards if c.round == 0 and c.ids is not None and (c.args or c.kwargs)):
+    for call in (
+        c for c in e.forwards if c.round == 0 and c.ids is not None and (c.args or c.kwargs)
+    ):
         pads = padding(e, call)
         if pads is None or not bool(pads.any()):
             continue
         changed = _other(e, call, pads, special=True)
         before, after = _twice(e, call, changed)
         kept = ~pads[: before.shape[0]]
-        e.probes["pads"] = _most(_moved(before, after), kept), _threshold(before), call.mask is not None
+        e.probes["pads"] = (
+            _most(_moved(before, after), kept),
+            _threshold(before),
+            call.mask is not None,
+        )
         return
 
 
 def _padding_of_rows(e: Evidence) -> None:
-    """The same of a model that has one answer for each row, or answers with other places (an encoder, a decoder), was
-    given no mask, and would take one. One that looks for the padding by itself (a causal classifier) is left alone."""
-    for call in (c for c in e.forwards if c.round == 0 and c.ids is not None and (c.args or c.kwargs)):
+    """Ask the same of a model that has one answer for each row, or answers with other places.
+
+    That is an encoder or a decoder that was given no mask and would take one. One that looks for
+    the padding by itself (a causal classifier) is left alone.
+    """
+    for call in (
+        c for c in e.forwards if c.round == 0 and c.ids is not None and (c.args or c.kwargs)
+    ):
         decodes = bool(getattr(e.config, "is_encoder_decoder", False))
-        if "pads" in e.probes or not call.grad or call.mask is not None or call.logits is not None and not decodes:
+        if (
+            "pads" in e.probes
+            or not call.grad
+            or call.mask is not None
+            or call.logits is not None
+            and not decodes
+        ):
             continue
         module, pads = _module(call), padding(e, call)
         name = type(module).__name__
@@ -133,7 +162,9 @@ def _padding_of_rows(e: Evidence) -> None:
         if int(pads.sum()) < 2:
             continue
         changed = _other(e, call, pads, special=True)
-        before, again, after = (_rows_of(module, call, ids) for ids in (call.ids, call.ids, changed))
+        before, again, after = (
+            _rows_of(module, call, ids) for ids in (call.ids, call.ids, changed)
+        )
         if before is None or len(before) != len(call.ids) or not torch.equal(before, again):
             continue
         size = float(before.std())
@@ -144,7 +175,9 @@ def _padding_of_rows(e: Evidence) -> None:
 
 
 def _rows_of(module: nn.Module, call: Call, ids: Tensor) -> Tensor | None:
-    """What a call answers to these ids in eval mode: its logits, or the first thing with numbers in it."""
+    """Return what a call answers to these ids in eval mode: its logits, or the first thing with
+    numbers in it.
+    """
     args, kwargs = _with_ids(call, ids, lambda x: x)
     device = next((p.device.type for p in module.parameters()), "cpu")
     if ids.numel() * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
@@ -154,12 +187,18 @@ def _rows_of(module: nn.Module, call: Call, ids: Tensor) -> Tensor | None:
     with replays.resting(module.modules()), _as_made(module, call):
         out = replays.again(module, args, kwargs)
     logits = out.get("logits") if hasattr(out, "get") else None
-    found = logits if isinstance(logits, Tensor) else next((x for x in replays.floats(out) if x.dim()), None)
+    found = (
+        logits
+        if isinstance(logits, Tensor)
+        else next((x for x in replays.floats(out) if x.dim()), None)
+    )
     return None if found is None else found.detach().float()
 
 
 def spoilt(e: Evidence) -> bool:
-    """Whether a call or a loss of the round under way was not finite, and `fault` has something to look for."""
+    """Whether a call or a loss of the round under way was not finite, and `fault` has something to
+    look for.
+    """
     if "broken" in e.probes:
         return False
     backwards, calls = e.every(Backward), e.every(Call)
@@ -167,21 +206,30 @@ def spoilt(e: Evidence) -> bool:
     late = itertools.takewhile(lambda event: event.round >= now, reversed(backwards))
     if any(b.value is not None and not math.isfinite(b.value) for b in late):
         return True
-    return any(c.finite is False for c in itertools.takewhile(lambda event: event.round >= now, reversed(calls)))
+    return any(
+        c.finite is False
+        for c in itertools.takewhile(lambda event: event.round >= now, reversed(calls))
+    )
 
 
 def fault(e: Evidence) -> None:
-    """The first module whose output is not finite although what went in and its weights are: e.probes["broken"].
+    """Find the first module whose output is not finite although its input and weights are.
 
-    Only for a round in which something was not finite. A call without token ids is repeated whole, if it is no longer
-    than seconds.
+    The result is e.probes["broken"]. Only for a round in which something was not finite. A call
+    without token ids is repeated whole, if it is no longer than seconds.
     """
     if "broken" in e.probes:
         return
     now = max((b.round for b in e.of(Backward)), default=0)
-    spoilt = any(b.value is not None and not math.isfinite(b.value) for b in e.of(Backward, round=now))
+    spoilt = any(
+        b.value is not None and not math.isfinite(b.value) for b in e.of(Backward, round=now)
+    )
     calls = [c for c in e.forwards if c.round == now and (c.args or c.kwargs)]
-    wrong = [c for c in calls if c.finite is False or spoilt and c.logits is None and c.vocabulary is None]
+    wrong = [
+        c
+        for c in calls
+        if c.finite is False or spoilt and c.logits is None and c.vocabulary is None
+    ]
     if not wrong:
         return
     with contextlib.suppress(Unfit):
@@ -189,7 +237,9 @@ def fault(e: Evidence) -> None:
 
 
 class Broken(NamedTuple):
-    """The first module that gave what is not finite; of one whose weights are not finite only the fact."""
+    """The first module that gave what is not finite; of one whose weights are not finite only the
+    fact.
+    """
 
     name: str
     kind: str
@@ -199,11 +249,14 @@ class Broken(NamedTuple):
 
 def _first_broken(e: Evidence, call: Call) -> Broken | None:
     module = _module(call)
-    if not all(bool(torch.isfinite(p.detach()).all()) for p in module.parameters() if p.is_floating_point()):
+    if not all(
+        bool(torch.isfinite(p.detach()).all()) for p in module.parameters() if p.is_floating_point()
+    ):
         return Broken("", "", "weights")
     found: list[Broken] = []
     hooks = []
-    tokens = call.finite is False  # then hidden states have three dimensions, and masks, which may be -inf, others
+    # then hidden states have three dimensions, and masks, which may be -inf, others
+    tokens = call.finite is False
     for name, m in module.named_modules():
 
         def look(m, args, kwargs, output, name=name):
@@ -213,7 +266,9 @@ def _first_broken(e: Evidence, call: Call) -> Broken | None:
                 return
             big = max((float(x.float().abs().max()) for x in ins), default=0.0)
             fact = f"{outs[0].dtype}".removeprefix("torch.") + f" {big:.3g}"
-            ranges = ", ".join(f"{tuple(x.shape)} from {x.min():.3g} to {x.max():.3g}" for x in ins[:3])
+            ranges = ", ".join(
+                f"{tuple(x.shape)} from {x.min():.3g} to {x.max():.3g}" for x in ins[:3]
+            )
             found.append(Broken(name, type(m).__name__, fact, ranges))
 
         hooks.append(m.register_forward_hook(look, with_kwargs=True))
@@ -226,10 +281,12 @@ def _first_broken(e: Evidence, call: Call) -> Broken | None:
 
 
 def _repeat(e: Evidence, call: Call, module: nn.Module) -> None:
-    """A call that is no text, once more: same modes, same autocast, no trace."""
+    """Repeat a call that is no text: same modes, same autocast, no trace."""
     device = next((p.device.type for p in module.parameters()), "cpu")
     rows = max((len(x) for x in _floats((call.args, call.kwargs)) if x.dim()), default=1)
-    if e.opaque or rows * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
+    if e.opaque or rows * sum(p.numel() for p in module.parameters()) > WORK.get(
+        device, WORK["other"]
+    ):
         raise Unfit
     with _as_made(module, call):
         replays.again(module, call.args, call.kwargs)
@@ -237,7 +294,9 @@ def _repeat(e: Evidence, call: Call, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _as_made(module: nn.Module, call: Call):
-    """The call's autocast, no gradients, and the generators as they were; Unfit where the call can't be made again."""
+    """Restore the call's autocast and generators, without gradients; raise Unfit where it can't be
+    made again.
+    """
     state = generators()
     try:
         with replays.without_gradients(module, call.autocast):
@@ -264,13 +323,16 @@ def _floats(x) -> Iterator[Tensor]:
             yield from _floats(value)
 
 
-# ------------------------------------------------------------------------------------------------ what is in a batch
+# ------------------------------------------------------------------------------- what is in a batch
 def padding(e: Evidence, call: Call) -> Tensor | None:
-    """Positions of padding: by the mask; without one, runs of the pad token at the ends of a row, for a transformers
-    model, which sees no padding by itself. None when it cannot be told."""
+    """Positions of padding: by the mask; without one, runs of the pad token at the ends of a row,
+    for a transformers model, which sees no padding by itself. None when it cannot be told.
+    """
     if call.mask is not None:
         return call.mask == 0 if call.mask.shape == call.ids.shape else None
-    if e.config is None or any(isinstance(v, Tensor) and v.dim() == 4 for v in call.kwargs.values()):
+    if e.config is None or any(
+        isinstance(v, Tensor) and v.dim() == 4 for v in call.kwargs.values()
+    ):
         return None
     pad = e.token("pad")
     return None if pad is None else runs(call.ids, pad)
@@ -282,7 +344,7 @@ def tail(ids: Tensor, token: int | Tensor) -> Tensor:
 
 
 def runs(ids: Tensor, pad: int) -> Tensor:
-    """Runs of at least two pad tokens at either end of a row."""
+    """Return runs of at least two pad tokens at either end of a row."""
     left, right = (ids == pad).int().cumprod(1).bool(), tail(ids, pad)
     left &= left.sum(1, keepdim=True) > 1
     right &= right.sum(1, keepdim=True) > 1
@@ -298,9 +360,11 @@ def _readings(e: Evidence) -> Iterator[tuple]:
                     yield event, call, reading
 
 
-# ------------------------------------------------------------------------------------------------ replaying
+# ---------------------------------------------------------------------------------------- replaying
 def _other(e: Evidence, call: Call, where: Tensor, special: bool = False) -> Tensor:
-    """The ids with other ordinary tokens of the same batch at these places; special tokens stay unless asked for."""
+    """Return the ids with other ordinary tokens of the same batch at these places; special tokens
+    stay unless asked for.
+    """
     ids = call.ids
     marks = [t for t in (e.token(w) for w in ("eos", "bos", "pad")) if t is not None]
     ordinary = torch.ones_like(ids, dtype=torch.bool)
@@ -333,7 +397,8 @@ def _moved(a: Tensor, b: Tensor) -> Tensor:
     size = float(finite.std()) if finite.numel() > 1 else 0.0
     if not size > 0:
         raise Unfit
-    return (a - b).abs_().nan_to_num_(0.0, 0.0, 0.0).amax(-1).cpu() / size  # inf on both sides is no move
+    # inf on both sides is no move
+    return (a - b).abs_().nan_to_num_(0.0, 0.0, 0.0).amax(-1).cpu() / size
 
 
 def _most(moved: Tensor, where: Tensor | None) -> float:
@@ -373,7 +438,7 @@ def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
 
 
 def _cutter(shape: torch.Size, rows: int) -> Callable:
-    """Takes the first rows of whatever has one row per sequence."""
+    """Return takes the first rows of whatever has one row per sequence."""
 
     def cut(x):
         if isinstance(x, Tensor) and x.dim() and x.shape[0] == shape[0] and rows < shape[0]:
@@ -384,7 +449,7 @@ def _cutter(shape: torch.Size, rows: int) -> Callable:
 
 
 def _with_ids(call: Call, ids: Tensor, cut: Callable) -> tuple[tuple, dict]:
-    """The arguments of a call with its ids replaced."""
+    """Return the arguments of a call with its ids replaced."""
 
     def swap(x: Tensor) -> Tensor:
         return cut(ids.to(x.device, x.dtype))
@@ -404,7 +469,12 @@ def _with_ids(call: Call, ids: Tensor, cut: Callable) -> tuple[tuple, dict]:
         return tuple(cut(x) for x in call.args), found
     args = list(call.args)
     for place, x in enumerate(args):
-        if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point() and x.shape == call.ids.shape:
+        if (
+            isinstance(x, Tensor)
+            and x.dim() == 2
+            and not x.is_floating_point()
+            and x.shape == call.ids.shape
+        ):
             args[place] = swap(x)
             return tuple(cut(x) if i != place else x for i, x in enumerate(args)), kwargs
     raise Unfit

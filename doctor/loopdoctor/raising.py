@@ -1,9 +1,10 @@
 """Programs that raise: which line of the program did it, with which sizes.
 
-Python's traceback ends inside torch, and often at a line that is not to blame: a tensor is changed in place in one
-line, another line had kept it for the backward pass, and a third one, `loss.backward()`, raises. What an error says is
-in its message; which tensors it means is in the frames of the traceback, in the syntax tree of the program, and in the
-events of the watch (which line made a step, which line called a model).
+Python's traceback ends inside torch, and often at a line that is not to blame: a tensor is changed
+in place in one line, another line had kept it for the backward pass, and a third one,
+`loss.backward()`, raises. What an error says is in its message; which tensors it means is in the
+frames of the traceback, in the syntax tree of the program, and in the events of the watch (which
+line made a step, which line called a model).
 
     read(error, e)      an error that people meet often, as a Raised; None for any other
 
@@ -24,12 +25,24 @@ from torch import Tensor, nn
 from loopdoctor.evidence import Call, Entropy, Evidence, Step
 from loopdoctor.places import Place, spell, whose
 
-KEEPS_ITS_RESULT = {"Sigmoid", "Tanh", "Exp", "Softmax", "LogSoftmax", "Relu", "Sqrt", "Rsqrt", "Reciprocal", "Elu"}
+KEEPS_ITS_RESULT = {
+    "Sigmoid",
+    "Tanh",
+    "Exp",
+    "Softmax",
+    "LogSoftmax",
+    "Relu",
+    "Sqrt",
+    "Rsqrt",
+    "Reciprocal",
+    "Elu",
+}
 FEW = 3  # lines that are named where several may be meant
 NODES = 3000  # of a graph that are looked at
 
 IN_PLACE = re.compile(
-    r"modified by an inplace operation: \[(\S+) \[?([\d, ]*)\]?\](?:, which is output \d+ of (\w+))?, "
+    r"modified by an inplace operation: \[(\S+) \[?([\d, ]*)\]?\](?:, which is output \d+ of "
+    r"(\w+))?, "
     r"is at version (\d+); expected version (\d+)"
 )
 SIZES = (
@@ -38,17 +51,26 @@ SIZES = (
     re.compile(r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)"),
     re.compile(r"[Tt]arget size .*must be (?:the same as|equal to) .*size|Using a target size"),
     re.compile(r"shape '\[.*\]' is invalid for input of size \d+"),
-    re.compile(r"Sizes of tensors must match except in dimension|stack expects each tensor to be equal size"),
-    re.compile(r"[Gg]iven groups=.*expected input\[|Expected \dD .*input|normalized_shape|Expected size for first two"),
+    re.compile(
+        r"Sizes of tensors must match except in dimension|stack expects each tensor to be "
+        r"equal size"
+    ),
+    re.compile(
+        r"[Gg]iven groups=.*expected input\[|Expected \dD .*input|normalized_shape|Expected "
+        r"size for first two"
+    ),
     re.compile(r"Expected more than 1 value per channel|Calculated padded input size per channel"),
     re.compile(r"input\.size\(-1\) must be equal to input_size|weight of size .*but got"),
 )
 DTYPES = re.compile(
-    r"must have the same dtype|expected scalar type (\w+) but found (\w+)|Found dtype (\w+) but expected (\w+)|"
+    r"must have the same dtype|expected scalar type (\w+) but found (\w+)|Found dtype (\w+) "
+    r"but expected (\w+)|"
     r"expected m1 and m2 to have the same dtype|result type (\w+) can't be cast|"
     r"expected .*[Tt]ensor for argument.*indices.*got|not implemented for '(\w+)'"
 )
-DEVICES = re.compile(r"Expected all tensors to be on the same device|should be the same|found at least two devices")
+DEVICES = re.compile(
+    r"Expected all tensors to be on the same device|should be the same|found at least two devices"
+)
 
 
 class Raised(NamedTuple):
@@ -78,7 +100,16 @@ def _read(error: BaseException, e: Evidence) -> Raised | None:
         return None
     frame, line = own[-1]
     text = str(error)
-    for reads in (_in_place, _second_backward, _not_a_number, _index, _target, _dtypes, _devices, _sizes):
+    for reads in (
+        _in_place,
+        _second_backward,
+        _not_a_number,
+        _index,
+        _target,
+        _dtypes,
+        _devices,
+        _sizes,
+    ):
         raised = reads(text, frames, frame, line, e)
         if raised is not None:
             return raised
@@ -86,7 +117,7 @@ def _read(error: BaseException, e: Evidence) -> Raised | None:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames of a traceback and their lines, the outermost first."""
+    """Yield the frames of a traceback and their lines, the outermost first."""
     here = error.__traceback__
     while here is not None:
         yield here.tb_frame, here.tb_lineno
@@ -97,9 +128,9 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0].partition(" Hint: ")[0]
 
 
-# ------------------------------------------------------------------------------------------ changed in place
+# --------------------------------------------------------------------------------- changed in place
 def _in_place(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """A tensor that the backward pass needs was changed after it was kept."""
+    """Return A tensor that the backward pass needs was changed after it was kept."""
     match = IN_PLACE.search(text)
     if match is None:
         return None
@@ -122,14 +153,24 @@ def _in_place(text: str, frames: list, frame: FrameType, line: int, e: Evidence)
 
     lines = _in_place_lines(e)
     several = f"; {len(lines)} lines of the model change something in place" if lines else ""
-    return Raised("changed-in-place/somewhere", observed + several, lines[:FEW] or ((_file(frame), line),))
+    return Raised(
+        "changed-in-place/somewhere", observed + several, lines[:FEW] or ((_file(frame), line),)
+    )
 
 
-def _weights_moved(shape: tuple[int, ...], version: int, e: Evidence) -> tuple[Place | None, Place | None] | None:
-    """Where an optimizer stepped after a model had been called, and which call still needs the old weights."""
+def _weights_moved(
+    shape: tuple[int, ...], version: int, e: Evidence
+) -> tuple[Place | None, Place | None] | None:
+    """Where an optimizer stepped after a model had been called, and which call still needs the old
+    weights.
+    """
     for step in reversed(e.of(Step)):
         optimizer = e.optimizers[step.optimizer].object
-        held = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        held = (
+            []
+            if optimizer is None
+            else [p for group in optimizer.param_groups for p in group["params"]]
+        )
         mine = {id(p) for p in held if _written(p) == version and sorted(p.shape) == sorted(shape)}
         if not mine:
             continue
@@ -146,23 +187,33 @@ def _tensors_named(frame: FrameType, shape: tuple[int, ...], version: int) -> li
     """Names in a frame of tensors with this shape that were changed so often."""
     space = {**frame.f_globals, **frame.f_locals}
     tensors = {name: value for name, value in space.items() if isinstance(value, Tensor)}
-    return [name for name, t in tensors.items() if tuple(t.shape) == shape and _written(t) == version]
+    return [
+        name for name, t in tensors.items() if tuple(t.shape) == shape and _written(t) == version
+    ]
 
 
 def _written(t: Tensor) -> int | None:
-    """How often a tensor was written to; one that was made under inference_mode does not count that."""
+    """How often a tensor was written to; one that was made under inference_mode does not count
+    that.
+    """
     return None if t.is_inference() else t._version
 
 
-def _changed_and_kept(frame: FrameType, line: int, name: str, made_by: str) -> tuple[int, int] | None:
-    """The last line before `line` that changes a name in place, and the line before it that kept the tensor."""
+def _changed_and_kept(
+    frame: FrameType, line: int, name: str, made_by: str
+) -> tuple[int, int] | None:
+    """Return the last line before `line` that changes a name in place, and the line before it that
+    kept the tensor.
+    """
     changes, reads, makes = [], [], []
     for node in _statements(frame):
         if node.lineno > line:
             continue
         if _changes(node, name):
             changes.append(node.lineno)
-        elif isinstance(node, ast.Assign) and any(name in _names(target) for target in node.targets):
+        elif isinstance(node, ast.Assign) and any(
+            name in _names(target) for target in node.targets
+        ):
             makes.append(node.lineno)
         elif name in _read_names(node):
             reads.append(node.lineno)
@@ -179,7 +230,9 @@ def _changes(node: ast.stmt, name: str) -> bool:
     """`name += 1`, `name[...] = 1`, `name.add_(1)`, `f(out=name)`."""
     if isinstance(node, ast.AugAssign):
         return name in _names(node.target) or _base(node.target) == name
-    if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and _base(t) == name for t in node.targets):
+    if isinstance(node, ast.Assign) and any(
+        isinstance(t, ast.Subscript) and _base(t) == name for t in node.targets
+    ):
         return True
     for call in (part for part in ast.walk(node) if isinstance(part, ast.Call)):
         method = call.func
@@ -206,9 +259,11 @@ def _in_place_lines(e: Evidence) -> tuple[Place, ...]:
     return tuple(found)
 
 
-# ------------------------------------------------------------------------------------------ a second backward
-def _second_backward(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """The graph of a loss was used up by a backward before."""
+# -------------------------------------------------------------------------------- a second backward
+def _second_backward(
+    text: str, frames: list, frame: FrameType, line: int, e: Evidence
+) -> Raised | None:
+    """Return the graph of a loss was used up by a backward before."""
     if "backward through the graph a second time" not in text:
         return None
     observed = "backward() came to a part of the graph that an earlier backward() has freed"
@@ -223,14 +278,22 @@ def _second_backward(text: str, frames: list, frame: FrameType, line: int, e: Ev
 
 
 def _carried(frame: FrameType, line: int) -> tuple[str, int] | None:
-    """A name that a loop reads before it sets it, and that holds a graph: its value comes from the step before."""
-    loops = [n for n in _nodes(frame) if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= n.end_lineno]
+    """Return A name that a loop reads before it sets it, and that holds a graph: its value comes
+    from the step before.
+    """
+    loops = [
+        n
+        for n in _nodes(frame)
+        if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= n.end_lineno
+    ]
     space = {**frame.f_globals, **frame.f_locals}
     for loop in reversed(loops):  # the innermost first
         set_before: set[str] = set()
         read_first: set[str] = set()
         sets: dict[str, int] = {}
-        for node in sorted((n for n in ast.walk(loop) if isinstance(n, ast.stmt)), key=lambda n: n.lineno):
+        for node in sorted(
+            (n for n in ast.walk(loop) if isinstance(n, ast.stmt)), key=lambda n: n.lineno
+        ):
             if node is loop or isinstance(node, (ast.For, ast.While, ast.If, ast.With, ast.Try)):
                 continue
             read_first |= _read_names(node) - set_before
@@ -255,25 +318,39 @@ def _has_graph(value: Any) -> bool:
 
 def _backward_lines(frame: FrameType) -> list[int]:
     """Lines of a frame's code that call `.backward(...)`."""
-    calls = (n for n in _nodes(frame) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    calls = (
+        n for n in _nodes(frame) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    )
     return sorted(call.lineno for call in calls if call.func.attr == "backward")
 
 
-# ------------------------------------------------------------------------------------------ no number
-def _not_a_number(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """Anomaly mode has found the function whose derivative is NaN; each node of the graph keeps where it was made."""
+# ---------------------------------------------------------------------------------------- no number
+def _not_a_number(
+    text: str, frames: list, frame: FrameType, line: int, e: Evidence
+) -> Raised | None:
+    """Anomaly mode has found the function whose derivative is NaN; each node of the graph keeps
+    where it was made.
+    """
     match = re.search(r"Function '((\w+?)(?:Backward\d*)?)' returned nan values", text)
     if match is None:
         return None
-    lines = [place for node in _graph(frames) if node.name() == match[1] and (place := _made_at(node)) is not None]
+    lines = [
+        place
+        for node in _graph(frames)
+        if node.name() == match[1] and (place := _made_at(node)) is not None
+    ]
     at = tuple(dict.fromkeys(lines))[:FEW] or ((_file(frame), line),)
     return Raised("derivative-is-nan", _first_line(text), at, {"function": match[2].lower()})
 
 
 def _graph(frames: list) -> Iterator[Any]:
-    """The nodes behind the loss whose backward raised, the last one first."""
+    """Yield the nodes behind the loss whose backward raised, the last one first."""
     found = [inner.f_locals.get("tensors") for inner, _ in frames]
-    given = [t for tensors in found for t in (tensors if isinstance(tensors, (tuple, list)) else (tensors,))]
+    given = [
+        t
+        for tensors in found
+        for t in (tensors if isinstance(tensors, (tuple, list)) else (tensors,))
+    ]
     queue = [loss.grad_fn for loss in [t for t in given if isinstance(t, Tensor)][-1:]]
     seen = set()
     while queue and len(seen) < NODES:
@@ -286,53 +363,74 @@ def _graph(frames: list) -> Iterator[Any]:
 
 
 def _made_at(node: Any) -> Place | None:
-    """The line of the program that made a node under anomaly mode."""
+    """Return the line of the program that made a node under anomaly mode."""
     lines = re.findall(r'File "(.+?)", line (\d+)', "".join(node.metadata.get("traceback_") or ()))
-    return next(((file, int(number)) for file, number in reversed(lines) if whose(file) == "program"), None)
+    return next(
+        ((file, int(number)) for file, number in reversed(lines) if whose(file) == "program"), None
+    )
 
 
 # ------------------------------------------------------------------------------------------ indices
 def _index(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """An id that a table has no row for."""
+    """Return an id that a table has no row for."""
     if "index out of range in self" not in text:
         return None
     for inner, _ in reversed(frames):
         ids, table = inner.f_locals.get("input"), inner.f_locals.get("weight")
-        if isinstance(ids, Tensor) and isinstance(table, Tensor) and not ids.is_floating_point() and ids.numel():
+        if (
+            isinstance(ids, Tensor)
+            and isinstance(table, Tensor)
+            and not ids.is_floating_point()
+            and ids.numel()
+        ):
             rows, low, high = table.shape[0], int(ids.min()), int(ids.max())
             wrong = high if high >= rows else low
             where = _layer(frames, frame, e)
-            observed = f"{where or 'a table'} of {rows} rows was asked for row {wrong}; ids from {low} to {high}"
+            observed = (
+                f"{where or 'a table'} of {rows} rows was asked for row {wrong}; ids "
+                f"from {low} to {high}"
+            )
             blanks = {"id": wrong, "rows": rows, "last": rows - 1}
             return Raised("id-outside-table", observed, ((_file(frame), line),), blanks)
     return None
 
 
 def _target(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """A label that the answers have no class for."""
+    """Return A label that the answers have no class for."""
     match = re.search(r"Target (-?\d+) is out of bounds", text)
     if match is None:
         return None
     for inner, _ in reversed(frames):
         answers, labels = inner.f_locals.get("input"), inner.f_locals.get("target")
-        if isinstance(answers, Tensor) and isinstance(labels, Tensor) and answers.dim() and labels.numel():
+        if (
+            isinstance(answers, Tensor)
+            and isinstance(labels, Tensor)
+            and answers.dim()
+            and labels.numel()
+        ):
             classes = answers.shape[1] if answers.dim() > 1 else answers.shape[0]
-            observed = f"labels from {int(labels.min())} to {int(labels.max())}, answers of {classes} classes"
+            observed = (
+                f"labels from {int(labels.min())} to {int(labels.max())}, answers of "
+                f"{classes} classes"
+            )
             blanks = {"label": int(match[1]), "classes": classes, "last": classes - 1}
             return Raised("label-outside-classes", observed, ((_file(frame), line),), blanks)
     return None
 
 
-# ------------------------------------------------------------------------------------------ dtypes, devices, sizes
+# --------------------------------------------------------------------------- dtypes, devices, sizes
 def _dtypes(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
     if DTYPES.search(text) is None:
         return None
     at, observed = (_file(frame), line), _first_line(text)
-    # some versions of torch let a loss take two dtypes, and its backward raises: the line of the loss is to blame
+    # some versions of torch let a loss take two dtypes, and its backward raises: the line of the
+    # loss is to blame
     mixed = [loss for loss in e.of(Entropy) if len(set(loss.dtypes)) > 1 and loss.place is not None]
     if "Found dtype" in text and mixed:
         at = mixed[-1].place
-        observed = f"{observed}: {mixed[-1].name} was given {' and '.join(map(str, mixed[-1].dtypes))}"
+        observed = (
+            f"{observed}: {mixed[-1].name} was given {' and '.join(map(str, mixed[-1].dtypes))}"
+        )
     layer = _layer(frames, frame, e)
     return Raised("dtypes-differ", f"{observed}{f', in {layer}' if layer else ''}", (at,))
 
@@ -357,7 +455,9 @@ def _sizes(text: str, frames: list, frame: FrameType, line: int, e: Evidence) ->
 
 
 def _layer(frames: list, frame: FrameType, e: Evidence) -> str:
-    """The innermost layer of torch's own under way, by its name in a model or in the program."""
+    """Return the innermost layer of torch's own under way, by its name in a model or in the
+    program.
+    """
     for inner, _ in reversed(frames):
         module = inner.f_locals.get("self")
         if not isinstance(module, nn.Module) or whose(inner.f_code.co_filename) != "torch":
@@ -365,14 +465,16 @@ def _layer(frames: list, frame: FrameType, e: Evidence) -> str:
         if inner.f_code.co_name != "forward" or isinstance(module, nn.Sequential):
             continue
         names = [name for name, m in e.modules() if m is module and name]
-        names += [name for name, value in {**frame.f_globals, **frame.f_locals}.items() if value is module]
+        names += [
+            name for name, value in {**frame.f_globals, **frame.f_locals}.items() if value is module
+        ]
         kind = repr(module) if not list(module.children()) else type(module).__name__
         return f"the layer {names[0]}, {kind}" if names else f"a layer {kind}"
     return ""
 
 
 def _given(frames: list) -> str:
-    """The shape of what the innermost layer of torch was given."""
+    """Return the shape of what the innermost layer of torch was given."""
     for inner, _ in reversed(frames):
         if isinstance(inner.f_locals.get("self"), nn.Module) and inner.f_code.co_name == "forward":
             x = inner.f_locals.get("input", inner.f_locals.get("x"))
@@ -381,7 +483,7 @@ def _given(frames: list) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------ the syntax tree
+# ---------------------------------------------------------------------------------- the syntax tree
 def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename
 
@@ -395,7 +497,7 @@ def _some(*places: Place | None) -> tuple[Place, ...]:
 
 
 def _nodes(frame: FrameType) -> list[ast.AST]:
-    """The syntax tree of a frame's code, as a list; empty where there is no text of it."""
+    """Return the syntax tree of a frame's code, as a list; empty where there is no text of it."""
     return _nodes_of(frame.f_code)
 
 
@@ -430,7 +532,7 @@ def _names(target: ast.AST) -> set[str]:
 
 
 def _base(node: ast.AST) -> str:
-    """The name under subscripts and attributes: `a` of `a[0].data`."""
+    """Return the name under subscripts and attributes: `a` of `a[0].data`."""
     while isinstance(node, (ast.Subscript, ast.Attribute)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -4,16 +4,18 @@
     nonlocal calls; calls += 1        a variable around the function, or of its file (global)
     random.Random(1).random()         what a generator of one's own draws next
 
-A model that anneals a temperature by its calls, or draws its noise from its own generator, trains on to other numbers
-where somebody calls it between two steps. So a replay looks up, from the modules on, each place that the program's own
-code can write to: attributes, the variables that its functions name, the containers in them. Copies stand there
-meanwhile, and then all is put back. The generators of torch, Python and numpy themselves are put back by `aside`.
+A model that anneals a temperature by its calls, or draws its noise from its own generator, trains
+on to other numbers where somebody calls it between two steps. So a replay looks up, from the
+modules on, each place that the program's own code can write to: attributes, the variables that its
+functions name, the containers in them. Copies stand there meanwhile, and then all is put back. The
+generators of torch, Python and numpy themselves are put back by `aside`.
 
-Of a library's object that the program holds (settings of argparse, a sampler with its generator) the attributes are
-copied too. The code of libraries is not followed from there.
+Of a library's object that the program holds (settings of argparse, a sampler with its generator)
+the attributes are copied too. The code of libraries is not followed from there.
 
-Footgun: an iterator can't be copied but for the plain ones, and a replay would use it up; a queue is shared with other
-threads or processes. Where there is one the model is not called again, and what asks for a replay stays unknown.
+Footgun: an iterator can't be copied but for the plain ones, and a replay would use it up; a queue
+is shared with other threads or processes. Where there is one the model is not called again, and
+what asks for a replay stays unknown.
 """
 
 import contextlib
@@ -37,27 +39,48 @@ from torch import Tensor, nn
 from loopdoctor import unheard
 from loopdoctor.places import whose
 
-OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call swaps what counts of it
+# of a module; functional_call swaps what counts of it
+OWN = {*nn.Module().__dict__, "_flat_weights"}
 HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # A packed weight (bitsandbytes) cannot be copied so; nothing writes to it. torch 2.4 has no Buffer.
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor))
 ATOMS = {int, float, bool, str, bytes, types.NoneType}
-QUEUES = {"queue", "_queue", "multiprocessing"}  # where the classes come from of what is shared with others
+# where the classes come from of what is shared with others
+QUEUES = {"queue", "_queue", "multiprocessing"}
 LOCKS = {"threading", "_thread", *QUEUES}
-REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
-LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things looked at; of a container and those in it; containers in containers
-# things that are copied, of one container and of all: beyond them it is the container alone, which undoes an append
+# iterators that can be copied
+REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)
+# things looked at; of a container and those in it; containers in containers
+LIMIT, LOOKED, DEEP = 5000, 1000, 4
+# things that are copied, of one container and of all: beyond them it is the container alone, which
+# undoes an append
 ITEMS, ALL_ITEMS = 2000, 20_000
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
 # of a class, or one of its descriptors might be called
-DATA = (int, float, str, list, dict, set, tuple, deque, Tensor, random.Random, torch.Generator, types.NoneType)
+DATA = (
+    int,
+    float,
+    str,
+    list,
+    dict,
+    set,
+    tuple,
+    deque,
+    Tensor,
+    random.Random,
+    torch.Generator,
+    types.NoneType,
+)
 Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and a name in it
 
 
 @contextlib.contextmanager
 def copies(module: nn.Module) -> Iterator[None]:
-    """Copies stand where a forward of it may write. RuntimeError where something can't be copied, or goes to a file."""
+    """Put copies where a forward of it may write.
+
+    RuntimeError where something can't be copied, or goes to a file.
+    """
     found = _Found(module)
     hooks = {_called(f) for m in found.modules for kind in HOOKS for f in getattr(m, kind).values()}
     if writes := unheard.written(found.names, hooks):
@@ -67,7 +90,8 @@ def copies(module: nn.Module) -> Iterator[None]:
     before = [(place, _read(place)) for place in found.places]
     own, copier = {id(vars(m)) for m in found.modules}, Copier()
     try:
-        for m in found.modules[found.inner :]:  # others than the parts of this one, whose buffers are swapped anyway
+        # others than the parts of this one, whose buffers are swapped anyway
+        for m in found.modules[found.inner :]:
             m._buffers.update({name: copier(b) for name, b in m._buffers.items()})
         for place, value in sorted(before, key=lambda each: id(each[0][0]) not in own):
             if id(place[0]) not in own:  # what the modules hold is copied whatever its size
@@ -92,8 +116,10 @@ def copies(module: nn.Module) -> Iterator[None]:
 
 
 class Copier:
-    """Tensors, generators and plain containers of them anew, each once; whatever else is in there is the same object,
-    and so are tensors and arrays for which the room (bytes) is too small, and what is in a container of too many."""
+    """Tensors, generators and plain containers of them anew, each once; whatever else is in there
+    is the same object, and so are tensors and arrays for which the room (bytes) is too small, and
+    what is in a container of too many.
+    """
 
     def __init__(self, room: float = math.inf):
         self.room, self.items = room, ALL_ITEMS
@@ -111,9 +137,11 @@ class Copier:
             return x.detach().clone() if self._fits(x) else x
         if type(x) in (list, tuple, set):
             return type(x)(map(self, x)) if self._few(x) else type(x)(x)
-        if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
+        # a batch of transformers, whose forward may take something out
+        if isinstance(x, (dict, UserDict)):
             twin = copy.copy(x)
-            with contextlib.suppress(Exception):  # some that transformers returns can't be written to
+            # some that transformers returns can't be written to
+            with contextlib.suppress(Exception):
                 twin.update({k: self(v) for k, v in x.items()} if self._few(x) else {})
             return twin
         if type(x) in (deque, random.Random, *REWOUND):
@@ -133,7 +161,9 @@ class Copier:
         if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
             raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
         if _library(x) in QUEUES:
-            raise RuntimeError(f"a {type(x).__name__} is shared with others, who would see a replay")
+            raise RuntimeError(
+                f"a {type(x).__name__} is shared with others, who would see a replay"
+            )
         return x
 
     def _few(self, x: Any) -> bool:
@@ -156,7 +186,8 @@ class _Found:
         self.inner = len(self.modules)  # the others are held by a variable or a plain attribute
         self.owners: list[tuple[dict, dict]] = []  # attributes of modules and objects, as they were
         self.places: list[Place] = []
-        self.names: dict[str, set[str]] = {}  # what functions of each name name; and what variables of it call
+        # what functions of each name name; and what variables of it call
+        self.names: dict[str, set[str]] = {}
         self.seen: set = {id(m) for m in self.modules}
         self.waiting: deque = deque(self.modules)
         self.bags: deque = deque()  # objects of libraries, after the program's own
@@ -247,7 +278,9 @@ class _Found:
 
 
 def _inside(x: Any, deep: int = DEEP, left: Iterator[int] | None = None) -> Iterator[Any]:
-    """What a container holds, and those in it, or the thing itself; LOOKED in all, containers too."""
+    """Yield what a container holds, and those in it, or the thing itself; LOOKED in all, containers
+    too.
+    """
     left = iter(range(LOOKED)) if left is None else left
     if not (isinstance(x, dict) or type(x) in (list, tuple, set, deque)):
         yield x
@@ -257,7 +290,7 @@ def _inside(x: Any, deep: int = DEEP, left: Iterator[int] | None = None) -> Iter
 
 
 def _called(x: Any) -> str:
-    """The name of the function that it is, or is a partial of."""
+    """Return the name of the function that it is, or is a partial of."""
     while isinstance(x, partial):
         x = x.func
     functions = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -265,7 +298,7 @@ def _called(x: Any) -> str:
 
 
 def _function(f: Any) -> Any:
-    """What a class calls for an attribute."""
+    """Return what a class calls for an attribute."""
     if isinstance(f, (property, functools.cached_property)):
         return f.fget if isinstance(f, property) else f.func
     return f.__func__ if isinstance(f, (staticmethod, classmethod)) else f
@@ -286,9 +319,14 @@ def _looked_into(x: Any) -> bool:
 
 
 def _is_bag(x: Any) -> bool:
-    """An object of a library's, with attributes. One that is called (a tokenizer, a kernel) keeps caches of its own,
-    and one with a lock is in use by other threads meanwhile."""
-    if not type(x).__dictoffset__ or callable(x) or isinstance(x, (types.ModuleType, Iterator, *DATA)):
+    """Return an object of a library's, with attributes. One that is called (a tokenizer, a kernel)
+    keeps caches of its own, and one with a lock is in use by other threads meanwhile.
+    """
+    if (
+        not type(x).__dictoffset__
+        or callable(x)
+        or isinstance(x, (types.ModuleType, Iterator, *DATA))
+    ):
         return False
     held = getattr(x, "__dict__", None)
     return isinstance(held, dict) and not any(_library(value) in LOCKS for value in held.values())
@@ -300,7 +338,7 @@ def _library(x: Any) -> str:
 
 
 def _own(x: Any) -> bool:
-    """An object of a class of the program's."""
+    """Return an object of a class of the program's."""
     return not isinstance(x, (type, Tensor, types.ModuleType)) and _of_program(type(x))
 
 
@@ -311,7 +349,8 @@ def _of_program(kind: type) -> bool:
 def _file_of_program(module: Any) -> bool:
     if not isinstance(module, types.ModuleType):
         return False
-    files = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]  # a folder without __init__.py
+    # a folder without __init__.py
+    files = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     return any(file and whose(file) == "program" for file in files)
 
 
@@ -331,5 +370,6 @@ def _write(place: Place, value: Any) -> None:
     elif isinstance(holder, partial):
         now = {"func": holder.func, "args": holder.args, name: value}
         holder.__setstate__((now["func"], now["args"], holder.keywords, vars(holder)))
-    elif _read(place) is not value:  # of a class or a slot, either of which may be frozen, or a default of a function
+    elif _read(place) is not value:
+        # of a class or a slot, either of which may be frozen, or a default of a function
         (type if isinstance(holder, type) else object).__setattr__(holder, name, value)

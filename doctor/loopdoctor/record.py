@@ -1,13 +1,15 @@
-"""What a watch leaves as numbers: a few curves and tensors, for the pictures of a report and to compare two runs.
+"""What a watch leaves as numbers: a few curves and tensors, for the pictures of a report and to
+compare two runs.
 
     loopdoctor train.py --json > healthy.json
     loopdoctor train.py --baseline healthy.json       # what changed first
 
-What is compared comes in the order in which one thing makes the other: how the run was set up, then step by step the
-loss, the gradient of each tensor, the rate, and how far each followed tensor was moved.
+What is compared comes in the order in which one thing makes the other: how the run was set up, then
+step by step the loss, the gradient of each tensor, the rate, and how far each followed tensor was
+moved.
 
-Footgun: two machines add in another order, so equal runs differ in the last digits. So two are named: the first
-difference at all, and the first that is more than rounding can be.
+Footgun: two machines add in another order, so equal runs differ in the last digits. So two are
+named: the first difference at all, and the first that is more than rounding can be.
 """
 
 import json
@@ -38,13 +40,19 @@ def of(e: Evidence) -> dict:
         for update in step.updates:
             moves.setdefault(update.name, {})[step.round] = update.relative
     curves = {
-        "loss": [_mean([b.value for b in losses.get(r, ()) if b.value is not None]) for r in rounds],
+        "loss": [
+            _mean([b.value for b in losses.get(r, ()) if b.value is not None]) for r in rounds
+        ],
         "gradient norm": [_length(gradients.get(r, {}).values()) for r in rounds],
-        "rate": [max((x for s in steps.get(r, ()) for x in s.rates), default=math.nan) for r in rounds],
+        "rate": [
+            max((x for s in steps.get(r, ()) for x in s.rates), default=math.nan) for r in rounds
+        ],
     }
     return {
         "setup": _setup(e),
-        "curves": {name: values for name, values in curves.items() if not all(map(math.isnan, values))},
+        "curves": {
+            name: values for name, values in curves.items() if not all(map(math.isnan, values))
+        },
         "tensors": {n: [_or_nan(gradients.get(r, {}).get(n)) for r in rounds] for n in names},
         "moves": {n: [at.get(r, math.nan) for r in rounds] for n, at in moves.items()},
         "histograms": histograms.plain(e),
@@ -80,9 +88,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-# ------------------------------------------------------------------------------------------------ to and from JSON
+# --------------------------------------------------------------------------------- to and from JSON
 def plain(value):
-    """The same with numbers that JSON has: the others become texts such as "nan", which float() reads."""
+    """Return the same with numbers that JSON has: the others become texts such as "nan", which
+    float() reads.
+    """
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -95,14 +105,18 @@ class Unreadable(ValueError):
 
 
 def load(path: Path) -> list[tuple[int, dict]]:
-    """The records in a report that `report.json()` or `loopdoctor --json` wrote, each with its first step."""
+    """Return the records in a report that `report.json()` or `loopdoctor --json` wrote, each with
+    its first step.
+    """
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         windows = [(w["first"], _numbers(w["record"])) for w in read["windows"]]
         return windows or [(0, _numbers(read["record"]))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise Unreadable(f"{path} is no report to compare with: {why}; write one with --json.") from error
+        raise Unreadable(
+            f"{path} is no report to compare with: {why}; write one with --json."
+        ) from error
 
 
 def _numbers(record: dict) -> dict:
@@ -113,9 +127,11 @@ def _numbers(record: dict) -> dict:
     return {"setup": dict(record["setup"])} | parts
 
 
-# ------------------------------------------------------------------------------------------------ comparing
+# ---------------------------------------------------------------------------------------- comparing
 def compare(report, baseline: list[tuple[int, dict]]) -> list[str]:
-    """What changed against a healthy run, window by window; the later ones only until one has changed."""
+    """Return what changed against a healthy run, window by window; the later ones only until one
+    has changed.
+    """
     windows = {w.first: w.record for w in report.windows} or {0: report.record}
     both = [(first, windows[first], before) for first, before in baseline if first in windows]
     if not both:
@@ -131,7 +147,8 @@ def _compare(now: dict, before: dict, begun: int) -> list[str]:
     """In sentences: the set-up, the first difference, the first large one."""
     setup = dict(now.get("setup", {})), dict(before.get("setup", {}))
     said = [
-        f"set-up: {name} is {setup[0].get(name, 'missing')}, and was {setup[1].get(name, 'missing')}"
+        f"set-up: {name} is {setup[0].get(name, 'missing')}, and was "
+        f"{setup[1].get(name, 'missing')}"
         for name in dict.fromkeys([*setup[1], *setup[0]])
         if setup[0].get(name) != setup[1].get(name)
     ]
@@ -141,7 +158,9 @@ def _compare(now: dict, before: dict, begun: int) -> list[str]:
         rounds = min(len(next(iter(r.get("curves", {}).values()), [])) for r in (now, before))
         return [
             *said,
-            f"no difference in {rounds} steps beyond {SLIGHT:g} of a number" if rounds else "no step in both",
+            f"no difference in {rounds} steps beyond {SLIGHT:g} of a number"
+            if rounds
+            else "no step in both",
         ]
     said.append(f"first difference: {differences[0][1]}")
     if large and large[0] != differences[0][1]:
@@ -154,14 +173,25 @@ def _compare(now: dict, before: dict, begun: int) -> list[str]:
 def _differences(now: dict, before: dict, begun: int) -> Iterator[tuple[float, str]]:
     """In the order of a step: loss, each gradient, rate, each move."""
     rows = [(NOUNS["loss"], "curves", "loss")]
-    rows += [(f"the gradient norm of {n}", "tensors", n) for n in before["tensors"] if n in now["tensors"]]
+    rows += [
+        (f"the gradient norm of {n}", "tensors", n)
+        for n in before["tensors"]
+        if n in now["tensors"]
+    ]
     rows += [(NOUNS["rate"], "curves", "rate")]
-    rows += [(f"the relative change of {n}", "moves", n) for n in before["moves"] if n in now["moves"]]
-    series = [(noun, now[part].get(name, []), before[part].get(name, [])) for noun, part, name in rows]
+    rows += [
+        (f"the relative change of {n}", "moves", n) for n in before["moves"] if n in now["moves"]
+    ]
+    series = [
+        (noun, now[part].get(name, []), before[part].get(name, [])) for noun, part, name in rows
+    ]
     for step in range(max((min(len(a), len(b)) for _, a, b in series), default=0)):
         for noun, a, b in series:
             if step < min(len(a), len(b)) and (size := _apart(a[step], b[step])) > SLIGHT:
-                yield size, f"step {begun + step + 1}: {noun} is {a[step]:.6g}, and was {b[step]:.6g}"
+                yield (
+                    size,
+                    f"step {begun + step + 1}: {noun} is {a[step]:.6g}, and was {b[step]:.6g}",
+                )
 
 
 def _apart(a: float, b: float) -> float:

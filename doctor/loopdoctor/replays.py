@@ -1,11 +1,14 @@
-"""Two replays that need no other input: does a teacher answer twice the same, and does the adapter change the answer?
+"""Two replays that need no other input: does a teacher answer twice the same, and does the adapter
+change the answer?
 
-A teacher is called again, twice, as the loop called it; live dropout shows as a difference. The trained model is called
-again with other numbers in its adapter's factors and the same random numbers. An adapter that takes part shows as a
-difference. The numbers are put in by a functional call, so that no tensor of the user is written to.
+A teacher is called again, twice, as the loop called it; live dropout shows as a difference. The
+trained model is called again with other numbers in its adapter's factors and the same random
+numbers. An adapter that takes part shows as a difference. The numbers are put in by a functional
+call, so that no tensor of the user is written to.
 
-Footgun: the two answers that show an adapter must draw the same random numbers, so the generators are put back between
-them. The two answers of a teacher must not: with the same numbers its live dropout would not show.
+Footgun: the two answers that show an adapter must draw the same random numbers, so the generators
+are put back between them. The two answers of a teacher must not: with the same numbers its live
+dropout would not show.
 """
 
 import contextlib
@@ -27,33 +30,44 @@ LARGE = 2**32  # bytes of weights that are not held twice
 def run(e: Evidence) -> None:
     """Fill e.probes["teachers"] and e.probes["adapter"]; what cannot be replayed stays absent."""
     for teacher in e.teachers:
-        call = next((c for c in e.of(Call, role="teacher") if _module(c) is teacher and _repeatable(c)), None)
+        call = next(
+            (c for c in e.of(Call, role="teacher") if _module(c) is teacher and _repeatable(c)),
+            None,
+        )
         if call is not None:
-            with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+            with contextlib.suppress(
+                RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError
+            ):
                 e.probes.setdefault("teachers", {})[id(teacher)] = _noise(teacher, call)
     calls = [c for c in e.forwards if _repeatable(c)]
     call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
     e.probes["adapters"] = _begun(e)
     factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
     if call is not None and factors:
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+        with contextlib.suppress(
+            RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError
+        ):
             e.probes["adapter"] = _effect(call)
 
 
 def _begun(e: Evidence) -> dict[str, bool]:
-    """Which adapters (peft) were trained before the loop: B is zero in a new one. Unknown when the loop went on before
-    the watch did, as the state of an optimizer shows: then the loop itself trained them."""
+    """Which adapters (peft) were trained before the loop: B is zero in a new one. Unknown when the
+    loop went on before the watch did, as the state of an optimizer shows: then the loop itself
+    trained them.
+    """
     begun: dict[str, bool] = {}
     if any(o.object is not None and o.object.state for o in e.optimizers):
         return begun
     for parts in (getattr(m, "lora_B", None) for _, m in e.modules()):
         for name, part in parts.items() if isinstance(parts, nn.ModuleDict) else ():
-            begun[name] = begun.get(name, False) or any(bool(p.detach().any()) for p in part.parameters())
+            begun[name] = begun.get(name, False) or any(
+                bool(p.detach().any()) for p in part.parameters()
+            )
     return begun
 
 
 def sample(module: nn.Module) -> list[Tensor]:
-    """A few numbers of a model, to tell later whether it changed."""
+    """Return A few numbers of a model, to tell later whether it changed."""
     ps = [p for p in module.parameters() if p.is_floating_point()]
     return [p.detach().reshape(-1)[:4096].clone() for p in ps[:: max(1, len(ps) // 8)]]
 
@@ -63,15 +77,21 @@ def _module(call: Call) -> nn.Module | None:
 
 
 def _repeatable(call: Call) -> bool:
-    """A cache that was filled would be filled again."""
+    """Return A cache that was filled would be filled again."""
     if not (call.args or call.kwargs) or _module(call) is None or call.raised:
         return False
-    big = call.ids is not None and call.vocabulary is not None and call.ids.numel() * call.vocabulary > ELEMENTS
+    big = (
+        call.ids is not None
+        and call.vocabulary is not None
+        and call.ids.numel() * call.vocabulary > ELEMENTS
+    )
     return call.kwargs.get("past_key_values") is None and not big
 
 
 def _noise(teacher: nn.Module, call: Call) -> tuple[float, float, list[Tensor]]:
-    """Largest difference between two answers, their standard deviation, and a sample of the weights."""
+    """Largest difference between two answers, their standard deviation, and a sample of the
+    weights.
+    """
     one, two = _answer(teacher, call), _answer(teacher, call)
     return float((one - two).abs().max()), float(one.std()), sample(teacher)
 
@@ -82,32 +102,48 @@ def _effect(call: Call) -> float:
     state = generators()
     before = _answer(module, call)
     restore(state)
-    others = {n: _other(p) for n, p in module.named_parameters() if is_adapter(n) and p.requires_grad}
+    others = {
+        n: _other(p) for n, p in module.named_parameters() if is_adapter(n) and p.requires_grad
+    }
     after = _answer(module, call, others)
     return float((before - after).abs().max())
 
 
 def _other(p: Tensor) -> Tensor:
-    wave = torch.sin(torch.arange(p.numel(), device=p.device, dtype=torch.float32) + 1.0).view(p.shape)
+    wave = torch.sin(torch.arange(p.numel(), device=p.device, dtype=torch.float32) + 1.0).view(
+        p.shape
+    )
     return (p.detach().float() + 0.1 * wave).to(p.dtype)
 
 
 def _answer(module: nn.Module, call: Call, others: dict[str, Tensor] | None = None) -> Tensor:
-    """The logits, or whatever floating-point tensor comes first, of the call made once more."""
+    """Return the logits, or whatever floating-point tensor comes first, of the call made once
+    more.
+    """
     device = next((p.device.type for p in module.parameters()), "cpu")
-    cast = torch.autocast(device, dtype=call.autocast) if call.autocast is not None else contextlib.nullcontext()
+    cast = (
+        torch.autocast(device, dtype=call.autocast)
+        if call.autocast is not None
+        else contextlib.nullcontext()
+    )
     off = _switched_off(module) if call.adapters_off else contextlib.nullcontext()
     with torch.no_grad(), cast, off:
         out = again(module, call.args, call.kwargs, others)
     logits = out.get("logits") if hasattr(out, "get") else None
-    found = [logits] if isinstance(logits, Tensor) else [x for x in floats(out) if x.dim() >= 2] or list(floats(out))
+    found = (
+        [logits]
+        if isinstance(logits, Tensor)
+        else [x for x in floats(out) if x.dim() >= 2] or list(floats(out))
+    )
     return found[0].detach().float()
 
 
 def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor] | None = None):
-    """Call a module on copies of its parameters, buffers, other state and arguments, with `others` in their place.
+    """Call a module on copies of its parameters, buffers, other state and arguments, with `others`
+    in their place.
 
-    Of a large model, a second copy might end the run. There the weights stay, but for tables that a forward writes to.
+    Of a large model, a second copy might end the run. There the weights stay, but for tables that a
+    forward writes to.
     """
     module = unwrap(module, [])
     if is_compiled(module):
@@ -115,7 +151,8 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
     instead = {id(p): (others or {}).get(name) for name, p in module.named_parameters()}
     large = sum(p.numel() * p.element_size() for p in module.parameters()) > LARGE
     swaps = {}
-    for prefix, m in module.named_modules():  # each once: under two names functional_call would put back its own copy
+    # each once: under two names functional_call would put back its own copy
+    for prefix, m in module.named_modules():
         for name, t in (*m._parameters.items(), *m._buffers.items()):
             if type(t) not in PLAIN or t.is_meta:
                 continue
@@ -138,8 +175,10 @@ def without_gradients(module: nn.Module, cast: torch.dtype | None):
 
 
 def packed(module: nn.Module) -> bool:
-    """Whether it holds weights that can't be copied. Those of bitsandbytes may be packed anew by a forward in eval
-    mode, into a form that has no gradients, so no such module is called in another mode than the program's own."""
+    """Whether it holds weights that can't be copied. Those of bitsandbytes may be packed anew by a
+    forward in eval mode, into a form that has no gradients, so no such module is called in another
+    mode than the program's own.
+    """
     return any(type(p) not in PLAIN for p in module.parameters())
 
 
@@ -157,7 +196,7 @@ def resting(modules: Iterable[nn.Module]):
 
 
 def _switched_off(module: nn.Module):
-    """The call was made inside `with model.disable_adapter()`, which is over by now."""
+    """Return the call was made inside `with model.disable_adapter()`, which is over by now."""
     method = getattr(module, "disable_adapter", None)
     return method() if callable(method) else contextlib.nullcontext()
 

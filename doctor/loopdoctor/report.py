@@ -20,7 +20,10 @@ class Unhealthy(RuntimeError):
 
 
 class Report:
-    """What the doctor found. It fills when the watch ends: after its steps, or when the block is left."""
+    """What the doctor found.
+
+    It fills when the watch ends: after its steps, or when the block is left.
+    """
 
     def __init__(self):
         self.findings: list[Finding] = []  # root causes first, each followed by what it explains
@@ -29,11 +32,13 @@ class Report:
         self.stepped = False  # an optimizer stepped
         self.calls = 0  # of models
         self.done = False
-        self.when_done = lambda: None  # called when the watched steps are over, unless the block was left before
+        # called when the watched steps are over, unless the block was left before
+        self.when_done = lambda: None
         self.exception: BaseException | None = None
         self.declared: dict[str, tuple[float, bool]] = {}
         self.faults: list[str] = []  # what went wrong in watching itself; empty in a sound report
-        self.ignored: list[tuple[Finding, str]] = []  # what the user ignores, each with the reason given
+        # what the user ignores, each with the reason given
+        self.ignored: list[tuple[Finding, str]] = []
         self.record: dict = {}  # curves and tensors as numbers, see record.py
         self.compared: list[str] = []  # what changed against a baseline
         self.source = "watch"  # or "log"
@@ -55,14 +60,22 @@ class Report:
     def raise_for_errors(self) -> None:
         """Raise `Unhealthy` with the first error's root."""
         if self.errors:
-            raise Unhealthy(f"{self.root.check} {self.root.name}: {self.root.diagnosis} Fix: {self.root.fix}")
+            raise Unhealthy(
+                f"{self.root.check} {self.root.name}: {self.root.diagnosis} Fix: {self.root.fix}"
+            )
 
     def terms(self, **terms: Tensor) -> None:
-        """Declare the terms of the loss about to be differentiated, for example ``report.terms(ce=ce, kd=kd)``."""
-        self.declared = {name: (float(term.detach()), term.requires_grad) for name, term in terms.items()}
+        """Declare the terms of the loss about to be differentiated, for example
+        ``report.terms(ce=ce, kd=kd)``.
+        """
+        self.declared = {
+            name: (float(term.detach()), term.requires_grad) for name, term in terms.items()
+        }
 
     def why(self, id: str) -> str:
-        """Say why a check spoke or did not: its rule, what it looked at and at which lines, and what came of it."""
+        """Say why a check spoke or did not: its rule, what it looked at and at which lines, and
+        what came of it.
+        """
         from loopdoctor import checks, control
 
         control.known(id)
@@ -78,18 +91,24 @@ class Report:
         lines = [f"{id} {page.name if page else ''}: {outcome}"]
         lines += [f"  at: {place}" for place in (found.where if found is not None else ())]
         for paragraph in page.about if page else ():
-            lines.append(textwrap.fill(paragraph, 110, initial_indent="  rule: ", subsequent_indent=" " * 8))
+            lines.append(
+                textwrap.fill(paragraph, 110, initial_indent="  rule: ", subsequent_indent=" " * 8)
+            )
         lines += [f"  looked at {line}" for line in self.asked.get(id, ())]
         return "\n".join(lines)
 
     # ---------------------------------------------------------------- showing
     def json(self) -> str:
-        """Findings, verdicts and the curves as JSON; a later run may be compared with it."""
+        """Return findings, verdicts and the curves as JSON; a later run may be compared with it."""
         from loopdoctor import record
 
         verdicts = {check: verdict._asdict() for check, verdict in self.verdicts.items()}
         found = [f._asdict() for f in self.findings]
-        raised = f"{type(self.exception).__name__}: {self.exception}" if self.exception is not None else None
+        raised = (
+            f"{type(self.exception).__name__}: {self.exception}"
+            if self.exception is not None
+            else None
+        )
         return json.dumps(
             {
                 "rounds": self.rounds,
@@ -102,7 +121,9 @@ class Report:
                 "compared": self.compared,
                 "notes": self.notes,
                 "record": record.plain(self.record),
-                "windows": [{"first": w.first, "record": record.plain(w.record)} for w in self.windows],
+                "windows": [
+                    {"first": w.first, "record": record.plain(w.record)} for w in self.windows
+                ],
             },
             indent=1,
             allow_nan=False,
@@ -124,7 +145,11 @@ class Report:
                 ("cause", f.diagnosis),
                 ("fix", f.fix),
             ):
-                lines.append(textwrap.fill(text, 110, initial_indent=f"    {label}: ", subsequent_indent=" " * 8))
+                lines.append(
+                    textwrap.fill(
+                        text, 110, initial_indent=f"    {label}: ", subsequent_indent=" " * 8
+                    )
+                )
         from loopdoctor import reports
 
         return "\n".join(lines + [f"\n{line}" for line in reports.ends(self)])
@@ -151,31 +176,55 @@ class Report:
 
     def _judged(self) -> bool:
         """Whether some check of the loss itself could look; one that fired is in no verdict."""
-        return any(check not in self.verdicts or self.verdicts[check].state == "OK" for check in LOSSES)
+        return any(
+            check not in self.verdicts or self.verdicts[check].state == "OK" for check in LOSSES
+        )
 
     def headline(self) -> str:
-        """The first line."""
+        """Return the first line."""
         if not self.done:
             return "doctor: still watching"
         states = [verdict.state for verdict in self.verdicts.values()]
-        counts = f"{states.count('OK')} checks passed, {states.count('UNKNOWN')} could not see enough"
+        counts = (
+            f"{states.count('OK')} checks passed, {states.count('UNKNOWN')} could not see enough"
+        )
         roots = [f for f in self.findings if not f.because]
-        said = [f"{sum(f.severity == s for f in roots)} {s}" for s in SEVERITIES if any(f.severity == s for f in roots)]
+        said = [
+            f"{sum(f.severity == s for f in roots)} {s}"
+            for s in SEVERITIES
+            if any(f.severity == s for f in roots)
+        ]
         if self.source == "log":
-            counts = f"{states.count('OK')} questions well, {states.count('UNKNOWN')} could not be asked"
+            counts = (
+                f"{states.count('OK')} questions well, {states.count('UNKNOWN')} could not be asked"
+            )
             found = ", ".join(said) or "nothing found that a log can show"
             return f"doctor, {self.rounds} entries of a log read: {found}; {counts}"
         if not self.rounds and not self.exception:
             looked = f"{self.calls} calls of a model but " if self.calls else ""
-            nothing = f"doctor: nothing was watched, {looked}no backward and no optimizer step came by"
-            return f"{nothing}; {', '.join(said)}" if said else f"{nothing}. This says nothing about the run."
+            nothing = (
+                f"doctor: nothing was watched, {looked}no backward and no optimizer step came by"
+            )
+            return (
+                f"{nothing}; {', '.join(said)}"
+                if said
+                else f"{nothing}. This says nothing about the run."
+            )
         stopped = isinstance(self.exception, KeyboardInterrupt)
-        raised = f", then {'interrupted' if stopped else type(self.exception).__name__}" if self.exception else ""
-        nothing = "nothing found" if self._judged() else "nothing found, but its loss was not judged"
-        found = ", ".join(said) or ("the cause was not found" if raised and not stopped else nothing)
+        raised = (
+            f", then {'interrupted' if stopped else type(self.exception).__name__}"
+            if self.exception
+            else ""
+        )
+        nothing = (
+            "nothing found" if self._judged() else "nothing found, but its loss was not judged"
+        )
+        found = ", ".join(said) or (
+            "the cause was not found" if raised and not stopped else nothing
+        )
         windows = f" in {len(self.windows)} windows" if len(self.windows) > 1 else ""
         return f"doctor, {self.rounds} steps watched{windows}{raised}: {found}; {counts}"
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        """What Jupyter shows under a cell."""
+        """Return what Jupyter shows under a cell."""
         return {"text/plain": str(self), "text/html": rich.fragment(self)}

@@ -31,7 +31,9 @@ def fragment(report: Any) -> str:
     parts = [_div(_text(report.headline()), "font-weight:600")]
     if report.done:
         parts += [_finding(root, effects) for root, effects in _by_root(report.findings)]
-        parts += [_div(_text(line), f"{FAINT};white-space:pre-wrap") for line in reports.ends(report)]
+        parts += [
+            _div(_text(line), f"{FAINT};white-space:pre-wrap") for line in reports.ends(report)
+        ]
     return _div("".join(parts), ALL)
 
 

@@ -1,20 +1,22 @@
-"""`loopdoctor FILE.py[:function]`: run somebody's training script as it is, and say what is wrong with it.
+"""`loopdoctor FILE.py[:function]`: run somebody's training script as it is, and say what is wrong
+with it.
 
     loopdoctor page.ipynb[:cell]                    a notebook as one script (notebook.py)
     loopdoctor train.py --html report.html --junit report.xml --format annotations
-    loopdoctor train.py --baseline healthy.json     what changed first against a saved report (record.py)
+    loopdoctor train.py --baseline healthy.json
+    what changed first against a saved report (record.py)
     loopdoctor --overfit train.py                   one batch by heart (overfit.py)
     loopdoctor --log train.log                      what a log alone shows (logs.py)
 
-It runs as `python FILE.py` would run it: `__name__` is `"__main__"`, `sys.argv` holds its own arguments, modules next
-to it can be imported. It runs in this process under a watch that finds model, optimizers and teacher by itself.
-With `:function` the file is imported under another name, so that its main guard stays shut, and the function is called
-without arguments.
+It runs as `python FILE.py` would run it: `__name__` is `"__main__"`, `sys.argv` holds its own
+arguments, modules next to it can be imported. It runs in this process under a watch that finds
+model, optimizers and teacher by itself. With `:function` the file is imported under another name,
+so that its main guard stays shut, and the function is called without arguments.
 
 Exit codes: 0 no error found, 1 an error was found or the script raised, 2 nothing could be run.
 
-Footgun: what a script does in other processes (torchrun, spawn, subprocess) is not seen here; put `doctor.watch` into
-the script itself then.
+Footgun: what a script does in other processes (torchrun, spawn, subprocess) is not seen here; put
+`doctor.watch` into the script itself then.
 """
 
 import argparse
@@ -37,20 +39,28 @@ from loopdoctor.watching import watch
 
 
 class BadInput(ValueError):
-    """The command line names something that cannot be run; the text is one sentence that says what can."""
+    """The command line names something that cannot be run; the text is one sentence that says what
+    can.
+    """
 
 
 class _Enough(BaseException):
-    """Ends a script after its watched steps; not an Exception, so that the script's own handlers let it through."""
+    """Ends a script after its watched steps; not an Exception, so that the script's own handlers
+    let it through.
+    """
 
 
 def command(arguments: Sequence[str] | None = None, prog: str = "loopdoctor") -> int:
-    """Run the command with these arguments and return its exit code; `nblib doctor` is the same under another name."""
+    """Run the command with these arguments and return its exit code; `nblib doctor` is the same
+    under another name.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     at = given.index("--") if "--" in given else len(given)  # argparse loses what stands behind it
     options = command_line(prog).parse_args(given[:at])
     form = options.format or ("json" if options.json else "text")
-    out = Out(form, html=options.html, junit=options.junit, baseline=options.baseline, why=options.why)
+    out = Out(
+        form, html=options.html, junit=options.junit, baseline=options.baseline, why=options.why
+    )
     try:
         if options.why is not None:
             known(options.why)
@@ -61,8 +71,21 @@ def command(arguments: Sequence[str] | None = None, prog: str = "loopdoctor") ->
         if options.overfit:
             return _overfit(options.target, given[at + 1 :], options.steps or 100)
         windows = dict(at=options.at, every=options.every)
-        return _watch(options.target, given[at + 1 :], out, steps=options.steps or 10, stop=options.stop, **windows)
-    except (BadInput, logs.Unreadable, notebook.Unreadable, record.Unreadable, ControlError) as error:
+        return _watch(
+            options.target,
+            given[at + 1 :],
+            out,
+            steps=options.steps or 10,
+            stop=options.stop,
+            **windows,
+        )
+    except (
+        BadInput,
+        logs.Unreadable,
+        notebook.Unreadable,
+        record.Unreadable,
+        ControlError,
+    ) as error:
         print(f"{prog.partition(' ')[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -73,23 +96,47 @@ def command_line(prog: str = "loopdoctor") -> argparse.ArgumentParser:
     """Make the parser of the options that stand before `--`."""
     parser = _Parser(
         prog=prog,
-        description="Run a training script as it is, watch its first steps and name what is wrong with its loop.",
-        epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
+        description="Run a training script as it is, watch its first steps and name what is "
+        "wrong with its loop.",
+        epilog="Arguments of the script itself come last, after --. Exit code 0: no error "
+        "found; 1: an error was found "
         "or the script raised; 2: it could not be run.",
     )
-    parser.add_argument("target", nargs="?", metavar="FILE", help="FILE.py[:function] or FILE.ipynb[:cell]")
-    parser.add_argument("--log", metavar="FILE", help="read a log alone: what was printed, or trainer_state.json")
-    parser.add_argument("--overfit", action="store_true", help="learn one batch by heart, in --steps steps (100)")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="training steps to watch (default 10)")
-    parser.add_argument("--at", type=_places, default=(), metavar="N,N", help="watch from these steps on: 0,500")
-    parser.add_argument("--every", type=_positive, metavar="N", help="watch from step 0, N, 2 N ... on")
+    parser.add_argument(
+        "target", nargs="?", metavar="FILE", help="FILE.py[:function] or FILE.ipynb[:cell]"
+    )
+    parser.add_argument(
+        "--log", metavar="FILE", help="read a log alone: what was printed, or trainer_state.json"
+    )
+    parser.add_argument(
+        "--overfit", action="store_true", help="learn one batch by heart, in --steps steps (100)"
+    )
+    parser.add_argument(
+        "--steps", type=_positive, metavar="N", help="training steps to watch (default 10)"
+    )
+    parser.add_argument(
+        "--at", type=_places, default=(), metavar="N,N", help="watch from these steps on: 0,500"
+    )
+    parser.add_argument(
+        "--every", type=_positive, metavar="N", help="watch from step 0, N, 2 N ... on"
+    )
     parser.add_argument("--format", choices=FORMATS, help="of what is printed (default text)")
     parser.add_argument("--html", metavar="FILE", help="write the report as one page")
     parser.add_argument("--junit", metavar="FILE", help="write it as XML for CI; only errors fail")
-    parser.add_argument("--baseline", metavar="FILE", help="a report in JSON of a healthy run: what changed first?")
-    parser.add_argument("--json", action="store_true", help="the report as JSON; what the script prints goes to stderr")
-    parser.add_argument("--why", metavar="ID", help="why this check spoke or did not: what it saw, at which lines")
-    parser.add_argument("--stop", action="store_true", help="end the script after the watched steps")
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="a report in JSON of a healthy run: what changed first?"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the report as JSON; what the script prints goes to stderr",
+    )
+    parser.add_argument(
+        "--why", metavar="ID", help="why this check spoke or did not: what it saw, at which lines"
+    )
+    parser.add_argument(
+        "--stop", action="store_true", help="end the script after the watched steps"
+    )
     return parser
 
 
@@ -118,7 +165,10 @@ class Out(NamedTuple):
     why: str | None = None  # id of a check
 
     def before(self) -> list | None:
-        """The records to compare with. Raises for what cannot be read or written, before anything runs."""
+        """Return the records to compare with.
+
+        Raises for what cannot be read or written, before anything runs.
+        """
         for file in filter(None, (self.html, self.junit)):
             if not Path(file).resolve().parent.is_dir() or Path(file).is_dir():
                 raise BadInput(f"{file!r} cannot be written; give a file in a folder that exists.")
@@ -142,10 +192,16 @@ def _places(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _watch(target: str, arguments: Sequence[str], form: Out, *, steps: int, stop: bool, **windows) -> int:
+def _watch(
+    target: str, arguments: Sequence[str], form: Out, *, steps: int, stop: bool, **windows
+) -> int:
     path, function = located(target)
     healthy = form.before()
-    with contextlib.nullcontext(sys.stdout) if form.form == "text" else _all_output_to_stderr() as out:
+    with (
+        contextlib.nullcontext(sys.stdout)
+        if form.form == "text"
+        else _all_output_to_stderr() as out
+    ):
         program = _program(path, function)
         report, code = diagnose(program, arguments, steps=steps, stop=stop, **windows)
         if healthy is not None:
@@ -178,7 +234,9 @@ def _overfit(target: str, arguments: Sequence[str], steps: int) -> int:
 
 
 def located(target: str) -> tuple[Path, str]:
-    """File and function of FILE.py or FILE.py:function; file and cell of FILE.ipynb or FILE.ipynb:cell."""
+    """File and function of FILE.py or FILE.py:function; file and cell of FILE.ipynb or
+    FILE.ipynb:cell.
+    """
     if notebook.ENDING in target:
         return _located_notebook(target)
     name, colon, function = target.rpartition(":") if ".py:" in target else (target, "", "")
@@ -190,10 +248,16 @@ def located(target: str) -> tuple[Path, str]:
     try:
         tree = compile(path.read_bytes(), str(path), "exec")
     except (SyntaxError, ValueError, OSError) as error:
-        raise BadInput(f"{name} cannot be run as Python: {error}; give a FILE.py that Python can read.") from error
+        raise BadInput(
+            f"{name} cannot be run as Python: {error}; give a FILE.py that Python can read."
+        ) from error
     if function and function not in tree.co_names:
-        known = [c.co_name for c in tree.co_consts if hasattr(c, "co_name") and c.co_name.isidentifier()]
-        raise BadInput(f"{name} has no function {function!r}; it has: {', '.join(known) or 'none'}.")
+        known = [
+            c.co_name for c in tree.co_consts if hasattr(c, "co_name") and c.co_name.isidentifier()
+        ]
+        raise BadInput(
+            f"{name} has no function {function!r}; it has: {', '.join(known) or 'none'}."
+        )
     return path, function
 
 
@@ -201,7 +265,9 @@ def _located_notebook(target: str) -> tuple[Path, str]:
     name, ending, cell = target.rpartition(notebook.ENDING)
     path = Path(name + ending)
     if cell and not (cell[0] == ":" and cell[1:].isdecimal()):
-        raise BadInput(f"{target!r} cannot be run; give FILE.ipynb, or FILE.ipynb:7 for its seventh code cell.")
+        raise BadInput(
+            f"{target!r} cannot be run; give FILE.ipynb, or FILE.ipynb:7 for its seventh code cell."
+        )
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r}; give the path of an existing FILE.ipynb.")
     notebook.check(path, cell[1:])
@@ -235,15 +301,20 @@ def _program(path: Path, part: str) -> "Script | notebook.Notebook":
 
 
 def _not_run(left_out: Sequence[str]) -> str:
-    """What of a notebook was left out."""
+    """Return what of a notebook was left out."""
     lines = [f"    {line}" for line in dict.fromkeys(left_out)]
     return "\n".join(["not run, because it is no Python but Jupyter's:", *lines])
 
 
 def diagnose(
-    program: "Script | notebook.Notebook", arguments: Sequence[str], *, steps: int = 10, stop: bool = False, **windows
+    program: "Script | notebook.Notebook",
+    arguments: Sequence[str],
+    *,
+    steps: int = 10,
+    stop: bool = False,
+    **windows,
 ) -> tuple[Report, int]:
-    """The report, and the script's own exit code."""
+    """Return the report, and the script's own exit code."""
     code, report = 0, Report()
     with _as_started(program.path, arguments), program:
         try:
@@ -264,9 +335,12 @@ def diagnose(
         except KeyboardInterrupt:
             code = 130
         except Exception as error:
-            traceback.print_exception(type(error), error, _theirs(error.__traceback__, program.files), file=sys.stderr)
+            traceback.print_exception(
+                type(error), error, _theirs(error.__traceback__, program.files), file=sys.stderr
+            )
             report.exception = report.exception or error.with_traceback(None)
-    report.done = True  # also where nothing was watched, because a cell above the one that is meant has ended it
+    # also where nothing was watched, because a cell above the one that is meant has ended it
+    report.done = True
     return report, code
 
 
@@ -281,9 +355,16 @@ def _run(path: Path, function: str) -> None:
     wanted: Callable = getattr(module, function, None)
     if not callable(wanted):
         raise BadInput(f"{function!r} in {path} is no function; name one that takes no arguments.")
-    needed = [p.name for p in inspect.signature(wanted).parameters.values() if p.default is p.empty and p.kind < 2]
+    needed = [
+        p.name
+        for p in inspect.signature(wanted).parameters.values()
+        if p.default is p.empty and p.kind < 2
+    ]
     if needed:
-        raise BadInput(f"{function} in {path} needs {', '.join(needed)}; name a function that takes no arguments.")
+        raise BadInput(
+            f"{function} in {path} needs {', '.join(needed)}; name a function that takes no "
+            "arguments."
+        )
     wanted()
 
 
@@ -293,7 +374,7 @@ def _enough() -> None:
 
 @contextlib.contextmanager
 def _as_started(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What Python sets up for a script, for the time of its run."""
+    """Set up what Python sets up for a script, for the time of its run."""
     before = sys.argv, list(sys.path), sys.modules.get(path.stem)
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.resolve().parent))
@@ -307,7 +388,9 @@ def _as_started(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _all_output_to_stderr() -> Iterator:
-    """Lend stdout's place to stderr, down to the file descriptor, where children and C code write; yields stdout."""
+    """Lend stdout's place to stderr, down to the file descriptor, where children and C code write;
+    yields stdout.
+    """
     sys.stdout.flush()
     try:
         kept = os.dup(1)
@@ -316,7 +399,9 @@ def _all_output_to_stderr() -> Iterator:
         kept = None
     stream, sys.stdout = sys.stdout, sys.stderr
     try:
-        yield stream if kept is None or stream is not sys.__stdout__ else os.fdopen(os.dup(kept), "w")
+        yield (
+            stream if kept is None or stream is not sys.__stdout__ else os.fdopen(os.dup(kept), "w")
+        )
     finally:
         sys.stdout.flush()
         sys.stdout = stream
@@ -326,7 +411,9 @@ def _all_output_to_stderr() -> Iterator:
 
 
 def _theirs(tb, files: set[str]):
-    """The traceback from the script's own first line on, without the frames of this package above it."""
+    """Return the traceback from the script's own first line on, without the frames of this package
+    above it.
+    """
     while tb is not None and not {tb.tb_frame.f_code.co_filename, _absolute(tb)} & files:
         tb = tb.tb_next
     return tb

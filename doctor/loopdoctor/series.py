@@ -2,18 +2,20 @@
 
     x, y = s[:, :-1], s[:, 1:]          y at time t is x at time t + 1
 
-That is how a forecaster is trained, and right where the answer at t hangs on x up to t alone. An encoder without a
-causal mask, a recurrent layer that runs both ways or a convolution padded on both sides reads the answer off its input.
-Where a target is found to be the input, shifted, the call is made twice more: as it was, and with the second half of
-each series taken from another row. Answers before that half must not move.
+That is how a forecaster is trained, and right where the answer at t hangs on x up to t alone. An
+encoder without a causal mask, a recurrent layer that runs both ways or a convolution padded on both
+sides reads the answer off its input. Where a target is found to be the input, shifted, the call is
+made twice more: as it was, and with the second half of each series taken from another row. Answers
+before that half must not move.
 
-A loss of torch is given its target. One by hand squares a difference, which its graph holds: the answer without it is
-the target, up to rounding.
+A loss of torch is given its target. One by hand squares a difference, which its graph holds: the
+answer without it is the target, up to rounding.
 
-Footguns: taking the half from another row leaves the statistics of the batch as they were, nearly, so that a
-normalisation over the batch does not pass for a leak. A target that is the input turned round in a circle is an
-exercise in permutations, and no forecast. A table has columns without an order, but none is its own neighbour's copy.
-Half a row later, what is asked for may be the derivative of a state: of places and speeds it is speeds and forces.
+Footguns: taking the half from another row leaves the statistics of the batch as they were, nearly,
+so that a normalisation over the batch does not pass for a leak. A target that is the input turned
+round in a circle is an exercise in permutations, and no forecast. A table has columns without an
+order, but none is its own neighbour's copy. Half a row later, what is asked for may be the
+derivative of a state: of places and speeds it is speeds and forces.
 """
 
 import contextlib
@@ -29,7 +31,8 @@ from loopdoctor.fed import kind
 from loopdoctor.reading import readable
 
 LEAST, CHANNELS = 6, 8  # times in a series; channels of the input that a target may be
-REDUCED = {"Mean", "Sum", "Div", "Mul", "Sqrt", "View", "UnsafeView", "Squeeze", "Add"}  # from a loss to its square
+# from a loss to its square
+REDUCED = {"Mean", "Sum", "Div", "Mul", "Sqrt", "View", "UnsafeView", "Squeeze", "Add"}
 COUPLING = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -51,17 +54,31 @@ class Leak(NamedTuple):
 
 
 def match(e: Evidence, event: Backward, loss: Tensor) -> None:
-    """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a difference, and a call."""
+    """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a
+    difference, and a call.
+    """
     if "shifted" in e.probes:
         return
-    gap = None if e.packed else _squared(loss)  # to read what a checkpoint holds would compute it anew
+    # to read what a checkpoint holds would compute it anew
+    gap = None if e.packed else _squared(loss)
     if gap is not None and gap.dim() in (2, 3) and len(gap) > 1:
-        series = ((c, n, x) for c in event.calls for n, x in enumerate(c.args) if _is_series(c, x, len(gap)))
+        series = (
+            (c, n, x)
+            for c in event.calls
+            for n, x in enumerate(c.args)
+            if _is_series(c, x, len(gap))
+        )
         fit = ((gap, call, n) for call, n, x in series if x.dim() == 3 or x.shape == gap.shape)
         e.probes["squared"] = next(fit, None)
     for n in event.entropies:
         y = n.target
-        if n.fed is None or not readable(y) or not y.is_floating_point() or y.dim() not in (2, 3) or len(y) < 2:
+        if (
+            n.fed is None
+            or not readable(y)
+            or not y.is_floating_point()
+            or y.dim() not in (2, 3)
+            or len(y) < 2
+        ):
             continue
         for call in event.calls:
             for number, x in enumerate(call.args):
@@ -78,7 +95,7 @@ def _is_series(call: Call, x, rows: int) -> bool:
 
 
 def _squared(loss: Tensor) -> Tensor | None:
-    """The difference whose squares or absolute values a loss is the mean or the sum of."""
+    """Return the difference whose squares or absolute values a loss is the mean or the sum of."""
     queue = [loss.grad_fn]
     for _ in range(12):
         node = queue.pop(0) if queue else None
@@ -97,7 +114,9 @@ def _find(x: Tensor, y: Tensor) -> tuple[int, int] | None:
     if x.dim() == 2:
         x, y, times = x.unsqueeze(-1), y.unsqueeze(-1), (1,)
     for time in times:
-        s, t = (x, y) if time == 1 else (x.transpose(1, 2), y.transpose(1, 2) if y.dim() == 3 else y)
+        s, t = (
+            (x, y) if time == 1 else (x.transpose(1, 2), y.transpose(1, 2) if y.dim() == 3 else y)
+        )
         if t.dim() == 2:
             t = t.unsqueeze(-1)
         if s.shape[1] != t.shape[1] or s.shape[1] < LEAST or (shift := _shift(s, t)) is None:
@@ -129,18 +148,26 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def run(e: Evidence) -> None:
     """Before the first step: e.probes["leak"]."""
     shifted, squared = e.probes.pop("shifted", None), e.probes.pop("squared", None)
-    with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+    with contextlib.suppress(
+        RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError
+    ):
         if shifted is None and squared is not None and not e.opaque:
             shifted = _undone(*squared)
-        if shifted is not None and not e.opaque and shifted.call.module() is not None and shifted.call.args:
+        if (
+            shifted is not None
+            and not e.opaque
+            and shifted.call.module() is not None
+            and shifted.call.args
+        ):
             e.probes["leak"] = _leak(shifted)
 
 
 def _undone(gap: Tensor, call: Call, number: int) -> Shifted | None:
-    """The target of a loss by hand: what was answered, without the difference."""
+    """Return the target of a loss by hand: what was answered, without the difference."""
     x = call.args[number].detach()
     for answer in _floats(_again(call, call.args)) if call.module() is not None else ():
-        for y in (answer - gap, answer + gap) if answer.shape == gap.shape else ():  # either may stand first
+        # either may stand first
+        for y in (answer - gap, answer + gap) if answer.shape == gap.shape else ():
             if (found := _find(x, y)) is not None:
                 return Shifted(call, number, *found, tuple(y.shape))
     return None
@@ -149,7 +176,10 @@ def _undone(gap: Tensor, call: Call, number: int) -> Shifted | None:
 def _again(call: Call, args: tuple):
     module = call.module()
     device = next((p.device.type for p in module.parameters()), "cpu")
-    with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+    with (
+        torch.no_grad(),
+        torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None),
+    ):
         return replays.again(module, args, call.kwargs)
 
 

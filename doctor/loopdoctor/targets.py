@@ -1,7 +1,9 @@
-"""The targets of a loss, found in a recorded call of it or in its graph, laid over the positions of the logits.
+"""The targets of a loss, found in a recorded call of it or in its graph, laid over the positions of
+the logits.
 
-The rows of a loss's input are brought back to their places in the batch in three ways: by their number, by correlation
-with the logits where they may be cropped at either end, and by equality where some were picked out.
+The rows of a loss's input are brought back to their places in the batch in three ways: by their
+number, by correlation with the logits where they may be cropped at either end, and by equality
+where some were picked out.
 
 Footgun: the graph keeps what `gather` was given, but not from where: `logits[:, :-1]` is assumed.
 """
@@ -15,9 +17,20 @@ from torch import Tensor
 from loopdoctor.evidence import Call, Entropy
 
 IGNORED = -100
-AHEAD = (1, 0, 2, 3, -1)  # offsets tried; the first that fits is taken, so that repetitive text passes as healthy
+# offsets tried; the first that fits is taken, so that repetitive text passes as healthy
+AHEAD = (1, 0, 2, 3, -1)
 LARGEST = 2**27  # logits whose values are recomputed
-INSIDE = ("Mm", "Addmm", "Bmm", "Embedding", "NativeLayerNorm", "Scaled", "Convolution", "Checkpoint", "Compiled")
+INSIDE = (
+    "Mm",
+    "Addmm",
+    "Bmm",
+    "Embedding",
+    "NativeLayerNorm",
+    "Scaled",
+    "Convolution",
+    "Checkpoint",
+    "Compiled",
+)
 
 
 @dataclass
@@ -35,7 +48,7 @@ class Part:
     kept: Tensor | None = None  # (B, T) where a factor in the graph is not 0
 
     def counted(self) -> Tensor:
-        """The targets, but those whose cost is multiplied with 0."""
+        """Return the targets, but those whose cost is multiplied with 0."""
         return self.targets if self.kept is None else torch.where(self.kept, self.targets, IGNORED)
 
     @property
@@ -43,9 +56,13 @@ class Part:
         return int((self.targets != IGNORED).sum())
 
 
-# ------------------------------------------------------------------------------------------------ recorded losses
+# ---------------------------------------------------------------------------------- recorded losses
 def recorded(entropy: Entropy, calls: list[Call]) -> Iterator[Part]:
-    if entropy.name not in ("cross_entropy", "nll_loss") or entropy.input is None or entropy.target is None:
+    if (
+        entropy.name not in ("cross_entropy", "nll_loss")
+        or entropy.input is None
+        or entropy.target is None
+    ):
         return
     rows, target = entropy.input.detach(), entropy.target.detach()
     if target.is_floating_point() or rows.dim() < 2:
@@ -72,18 +89,26 @@ def recorded(entropy: Entropy, calls: list[Call]) -> Iterator[Part]:
             each = _laid(value.reshape(-1).cpu(), where, call.ids.shape, 0.0)
             total = float(value.sum())
         targets = _laid(flat, where, call.ids.shape, IGNORED)
-        yield Part(call, targets, each, total, total, entropy.reduction, odd=_odd(entropy.name, rows))
+        yield Part(
+            call, targets, each, total, total, entropy.reduction, odd=_odd(entropy.name, rows)
+        )
         return
 
 
 def _odd(name: str, rows: Tensor) -> str:
-    """Probabilities given to cross_entropy, or logits to nll_loss: a softmax too many, or one too few."""
+    """Probabilities given to cross_entropy, or logits to nll_loss: a softmax too many, or one too
+    few.
+    """
     if not rows.numel():
         return ""
     some = rows.reshape(-1, rows.shape[-1])[:16].float()
     if name == "cross_entropy" and rows.shape[-1] > 2 and bool((some >= 0).all()):
         return "probabilities" if bool(((some.sum(-1) - 1).abs() < 1e-2).all()) else ""
-    if name == "nll_loss" and bool(torch.isfinite(some).all()) and bool((some.max(-1).values > 1e-3).any()):
+    if (
+        name == "nll_loss"
+        and bool(torch.isfinite(some).all())
+        and bool((some.max(-1).values > 1e-3).any())
+    ):
         return "logits"
     return ""
 
@@ -96,7 +121,9 @@ def _laid(flat: Tensor, where: Tensor, shape: torch.Size, fill) -> Tensor:
 
 
 def _positions(rows: Tensor, call: Call) -> Tensor | None:
-    """For each row of a loss's input, its position (b * T + t) in the batch; None when it cannot be told."""
+    """For each row of a loss's input, its position (b * T + t) in the batch; None when it cannot be
+    told.
+    """
     many, length = call.ids.shape
     count = rows.numel() // rows.shape[-1]
     every = torch.arange(many * length).view(many, length)
@@ -120,7 +147,11 @@ def _positions(rows: Tensor, call: Call) -> Tensor | None:
     for at, key in enumerate(map(tuple, theirs.tolist())):
         places.setdefault(key, at)
     found = [places.get(key) for key in map(tuple, mine.tolist())]
-    return None if None in found or len(set(found)) < len(found) else torch.tensor(found, dtype=torch.long)
+    return (
+        None
+        if None in found or len(set(found)) < len(found)
+        else torch.tensor(found, dtype=torch.long)
+    )
 
 
 def _together(a: Tensor, b: Tensor) -> float:
@@ -129,9 +160,11 @@ def _together(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum()) / size if size > 0 else 0.0
 
 
-# ------------------------------------------------------------------------------------------------ from the graph
+# ----------------------------------------------------------------------------------- from the graph
 def from_graph(loss: Tensor, calls: list[Call]) -> list[Part]:
-    """Targets that `gather` or the kernel of nll_loss keeps in the graph between the logits and the loss."""
+    """Targets that `gather` or the kernel of nll_loss keeps in the graph between the logits and the
+    loss.
+    """
     parts: list[Part] = []
     queue, seen = [(loss.grad_fn, None)], set()
     while queue and len(seen) < 300:
@@ -152,7 +185,9 @@ def from_graph(loss: Tensor, calls: list[Call]) -> list[Part]:
 
 
 def picked_rows(loss: Tensor, call: Call) -> Tensor | None:
-    """Which positions (B, T) of the hidden states a loss took, `hidden[:, :-1].flatten(0, 1)[rows]`, by its graph."""
+    """Which positions (B, T) of the hidden states a loss took, `hidden[:, :-1].flatten(0,
+    1)[rows]`, by its graph.
+    """
     many, length = call.ids.shape
     queue, seen = [loss.grad_fn], set()
     while queue and len(seen) < 300:
@@ -168,7 +203,9 @@ def picked_rows(loss: Tensor, call: Call) -> Tensor | None:
             if rows is not None and rows.numel() and int(rows.max()) < many * (length - 1):
                 mask = torch.zeros(many * (length - 1), dtype=torch.bool)
                 mask[rows] = True
-                return torch.cat([mask.view(many, length - 1), torch.zeros(many, 1, dtype=torch.bool)], 1)
+                return torch.cat(
+                    [mask.view(many, length - 1), torch.zeros(many, 1, dtype=torch.bool)], 1
+                )
         queue += [edge for edge, _ in node.next_functions]
     return None
 
@@ -199,8 +236,9 @@ def _index(node, kind: str) -> Tensor | None:
 
 
 def _factor(node, kind: str, above: Tensor | None) -> Tensor | None:
-    """What the costs of tokens are multiplied with, (cost * mask).sum(), where it has learned nothing; else what they
-    are multiplied with later."""
+    """Return what the costs of tokens are multiplied with, (cost * mask).sum(), where it has
+    learned nothing; else what they are multiplied with later.
+    """
     if not kind.startswith("MulBackward"):
         return above
     try:
@@ -225,22 +263,28 @@ def _gathered(index: Tensor, calls: list[Call], factor: Tensor | None = None) ->
                 where = every[:, start : start + length - k].reshape(-1)
                 targets = _laid(flat, where, call.ids.shape, IGNORED)
                 offset = ahead_of(targets, call.ids, call)
-                # which end of the logits was cropped is told by nothing but the value; logits[:, :-1] is assumed
+                # which end of the logits was cropped is told by nothing but the value; logits[:,
+                # :-1] is assumed
                 part = Part(call, targets, None, None, None, "none", offset)
                 if best is None:
                     best = part
                     if factor is not None and factor.numel() == flat.numel():
-                        best.kept = _laid(factor.reshape(-1).cpu() != 0, where, call.ids.shape, False)
+                        best.kept = _laid(
+                            factor.reshape(-1).cpu() != 0, where, call.ids.shape, False
+                        )
         if best is not None:
             best.each = each_of(call, best.targets)
-            best.total = float(best.each[best.targets != IGNORED].sum()) if best.each is not None else None
+            best.total = (
+                float(best.each[best.targets != IGNORED].sum()) if best.each is not None else None
+            )
             return [best]
     return []
 
 
 def each_of(call: Call, targets: Tensor) -> Tensor | None:
-    """Cross-entropy at each position, by chunks of rows so that large logits are never copied. Where the loss has made
-    no logits, they are made here of the hidden states."""
+    """Cross-entropy at each position, by chunks of rows so that large logits are never copied.
+    Where the loss has made no logits, they are made here of the hidden states.
+    """
     states = call.logits if call.logits is not None else call.hidden
     if states is None or call.vocabulary is None or states.shape[:2] != targets.shape:
         return None
@@ -258,7 +302,7 @@ def each_of(call: Call, targets: Tensor) -> Tensor | None:
     return torch.cat(found).view(targets.shape)
 
 
-# ------------------------------------------------------------------------------------------------ offsets
+# ------------------------------------------------------------------------------------------ offsets
 def shifted(x: Tensor, ahead: int, fill) -> Tensor:
     """x[:, t + ahead] at t, `fill` where that lies outside."""
     if ahead == 0:
@@ -295,8 +339,13 @@ def given_to(call: Call) -> int | None:
     if call.labels is None or call.labels.shape != call.ids.shape:
         return None
     for k in (0, 1, 2):
-        asked = (call.labels != IGNORED) & shifted(torch.ones_like(call.ids, dtype=torch.bool), k, False)
+        asked = (call.labels != IGNORED) & shifted(
+            torch.ones_like(call.ids, dtype=torch.bool), k, False
+        )
         n = int(asked.sum())
-        if n >= 8 and int(((call.labels == shifted(call.ids, k, IGNORED)) & asked).sum()) >= 0.95 * n:
+        if (
+            n >= 8
+            and int(((call.labels == shifted(call.ids, k, IGNORED)) & asked).sum()) >= 0.95 * n
+        ):
             return k
     return None

@@ -1,12 +1,14 @@
-"""A watch that stays on: windows of a few steps, at=[0, 500] or every=1000, and next to nothing between them.
+"""A watch that stays on: windows of a few steps, at=[0, 500] or every=1000, and next to nothing
+between them.
 
-Between two windows one hook counts the steps of optimizers, and nothing else is attached: no hook on a module, no
-replaced function. A window is a watch of its own. Its findings join those of the earlier ones, and each says in which
-steps it was seen first.
+Between two windows one hook counts the steps of optimizers, and nothing else is attached: no hook
+on a module, no replaced function. A window is a watch of its own. Its findings join those of the
+earlier ones, and each says in which steps it was seen first.
 
-Footguns: steps are counted by the optimizer that steps most often, so a loop without an optimizer of torch has its
-first window and no later one. torch walks through its hooks after a step while this one opens a window, and must find
-as many as before: so the window's own hook after steps is called from here and never registered.
+Footguns: steps are counted by the optimizer that steps most often, so a loop without an optimizer
+of torch has its first window and no later one. torch walks through its hooks after a step while
+this one opens a window, and must find as many as before: so the window's own hook after steps is
+called from here and never registered.
 """
 
 import weakref
@@ -24,13 +26,24 @@ RECENT = 64  # steps of any optimizer within which one has stepped that a new wi
 
 
 class Windows:
-    """Opens a window at each of its steps. `opened(report, hold)` begins a watch, `closed` ends it."""
+    """Opens a window at each of its steps.
 
-    def __init__(self, report: Report, at: Sequence[int], every: int | None, opened: Callable, closed: Callable):
+    `opened(report, hold)` begins a watch, `closed` ends it.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        at: Sequence[int],
+        every: int | None,
+        opened: Callable,
+        closed: Callable,
+    ):
         self.report, self.opened, self.closed = report, opened, closed
         self.starts, self.every = sorted(set(at)), every
         self.steps: dict[int, int] = {}  # id of an optimizer -> how often it has stepped
-        self.recent: deque[weakref.ref] = deque(maxlen=RECENT)  # optimizers, in the order of their steps
+        # optimizers, in the order of their steps
+        self.recent: deque[weakref.ref] = deque(maxlen=RECENT)
         self.step = 0  # the most of these
         self.start = self._next(-1)
         self.after: Callable | None = None  # the open window's own hook after a step
@@ -45,7 +58,7 @@ class Windows:
         return self._let_go
 
     def end(self, error: BaseException | None) -> None:
-        """The block is left."""
+        """Leave the block."""
         self.remove()
         if self.window is not None:
             self.closed(self.part, self.window, error)
@@ -55,7 +68,7 @@ class Windows:
         self.after = None
 
     def _next(self, step: int) -> int | None:
-        """The first step after this one at which a window opens."""
+        """Return the first step after this one at which a window opens."""
         later = [s for s in self.starts if s > step]
         later += [(step // self.every + 1) * self.every] if self.every else []
         return min(later, default=None)
@@ -79,17 +92,21 @@ class Windows:
             self.window = self.opened(self.part, self.hold, list(known.values()))
 
     def _done(self) -> None:
-        """A window is over: its report joins the rest."""
+        """End a window: its report joins the rest."""
         self.window, part, report = None, self.part, self.report
         if not part.rounds and report.windows:
             return  # the run ended as it opened
         report.windows = [*report.windows[:1], *report.windows[1:][-KEPT + 2 :], part]
         known = {f.check for f in report.findings} | {f.check for f, _ in report.ignored}
         where = f"steps {part.first + 1} to {part.first + part.rounds}: "
-        fresh = [f._replace(observed=where + f.observed) for f in part.findings if f.check not in known]
+        fresh = [
+            f._replace(observed=where + f.observed) for f in part.findings if f.check not in known
+        ]
         report.findings = causes.order([f._replace(because="") for f in (*report.findings, *fresh)])
         report.ignored += [
-            (f._replace(observed=where + f.observed), why) for f, why in part.ignored if f.check not in known
+            (f._replace(observed=where + f.observed), why)
+            for f, why in part.ignored
+            if f.check not in known
         ]
         found = {f.check for f in report.findings} | {f.check for f, _ in report.ignored}
         report.verdicts = {check: v for check, v in part.verdicts.items() if check not in found}

@@ -1,8 +1,10 @@
-"""What a test has compiled must not keep the eye shut in the next one: it stays off where anything was compiled.
+"""What a test has compiled must not keep the eye shut in the next one: it stays off where anything
+was compiled.
 
-What is there before the first test (a million objects of imported packages) is taken out of the garbage collector's
-sight, so that collections, and searches for a model's owner, go through what tests have made. They keep their usual
-pace: what a test has left would be found by the next one's searches.
+What is there before the first test (a million objects of imported packages) is taken out of the
+garbage collector's sight, so that collections, and searches for a model's owner, go through what
+tests have made. They keep their usual pace: what a test has left would be found by the next one's
+searches.
 """
 
 import gc

@@ -1,7 +1,9 @@
-"""What the doctor's test programs share: tiny models, batches of text-like ids, and how a diagnosis is judged.
+"""What the doctor's test programs share: tiny models, batches of text-like ids, and how a diagnosis
+is judged.
 
-A program is a function that builds a model, trains it for a few steps under `doctor.watch` the way people write loops,
-and returns the report. Programs differ from each other in shape on purpose; only their raw material is shared here.
+A program is a function that builds a model, trains it for a few steps under `doctor.watch` the way
+people write loops, and returns the report. Programs differ from each other in shape on purpose;
+only their raw material is shared here.
 """
 
 import os
@@ -16,7 +18,8 @@ from torch import Tensor, nn
 from loopdoctor import ERROR, NOTE, Report
 
 VOCABULARY = 256
-ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # for processes that import from tests
+# for processes that import from tests
+ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
 CONFIGS = {
     "qwen3": tf.Qwen3Config,
     "llama": tf.LlamaConfig,
@@ -36,13 +39,25 @@ def lm(
     seed: int = 0,
     **config,
 ) -> nn.Module:
-    """A tiny causal language model of transformers, in train mode; the caller's generator is left as it was."""
-    shape = dict(vocab_size=vocab, tie_word_embeddings=True, use_cache=False, bos_token_id=None, eos_token_id=None)
+    """A tiny causal language model of transformers, in train mode; the caller's generator is left
+    as it was.
+    """
+    shape = dict(
+        vocab_size=vocab,
+        tie_word_embeddings=True,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     if family == "gpt2":
         shape |= dict(n_embd=hidden, n_layer=layers, n_head=heads, n_positions=256)
     else:
         shape |= dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads)
-        shape |= dict(max_position_embeddings=256, intermediate_size=3 * hidden, num_key_value_heads=heads // 2)
+        shape |= dict(
+            max_position_embeddings=256,
+            intermediate_size=3 * hidden,
+            num_key_value_heads=heads // 2,
+        )
     if family.startswith("qwen3"):
         shape["head_dim"] = hidden // heads
     if family == "qwen3_moe":
@@ -51,12 +66,16 @@ def lm(
         shape |= dict(num_experts_per_tok=2, num_local_experts=8)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = tf.AutoModelForCausalLM.from_config(CONFIGS[family](**(shape | config)), dtype=torch.float32)
+        made = tf.AutoModelForCausalLM.from_config(
+            CONFIGS[family](**(shape | config)), dtype=torch.float32
+        )
     return made.train()
 
 
 def in_four_bits(folder: str) -> nn.Module:
-    """A model loaded as bitsandbytes packs it, kept from repacking itself for inference, which has no backward."""
+    """A model loaded as bitsandbytes packs it, kept from repacking itself for inference, which has
+    no backward.
+    """
     from bitsandbytes.nn import Linear4bit
 
     packed = tf.BitsAndBytesConfig(
@@ -75,7 +94,9 @@ def in_four_bits(folder: str) -> nn.Module:
 
 
 class FusedCrossEntropy(torch.autograd.Function):
-    """Summed over rows without logits in the graph, as fused kernels do it: the gradients are made in the forward."""
+    """Summed over rows without logits in the graph, as fused kernels do it: the gradients are made
+    in the forward.
+    """
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -92,7 +113,9 @@ class FusedCrossEntropy(torch.autograd.Function):
 
 
 class RoundingAdamW(torch.optim.Optimizer):
-    """AdamW with fp32 moments that writes bf16 weights, up or down by chance, so that the mean is exact."""
+    """AdamW with fp32 moments that writes bf16 weights, up or down by chance, so that the mean is
+    exact.
+    """
 
     def __init__(self, params, lr: float):
         super().__init__(params, dict(lr=lr))
@@ -103,13 +126,20 @@ class RoundingAdamW(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     exact = p.float() + self._update(p, group["lr"])
-                    noise = torch.randint_like(exact, 1 << 16, dtype=torch.int32)  # bf16 is fp32's upper half
-                    p.copy_((exact.view(torch.int32) + noise).bitwise_and(-65536).view(torch.float32))
+                    # bf16 is fp32's upper half
+                    noise = torch.randint_like(exact, 1 << 16, dtype=torch.int32)
+                    p.copy_(
+                        (exact.view(torch.int32) + noise).bitwise_and(-65536).view(torch.float32)
+                    )
 
     def _update(self, p: Tensor, lr: float) -> Tensor:
         s = self.state[p]
         if not s:
-            s.update(step=0, m=torch.zeros_like(p, dtype=torch.float32), v=torch.zeros_like(p, dtype=torch.float32))
+            s.update(
+                step=0,
+                m=torch.zeros_like(p, dtype=torch.float32),
+                v=torch.zeros_like(p, dtype=torch.float32),
+            )
         s["step"] += 1
         s["m"].lerp_(p.grad.float(), 0.1)
         s["v"].lerp_(p.grad.float().square(), 0.001)
@@ -120,7 +150,9 @@ class RoundingAdamW(torch.optim.Optimizer):
 def batches(
     count: int, rows: int = 4, length: int = 32, *, vocab: int = VOCABULARY, seed: int = 0
 ) -> list[torch.Tensor]:
-    """Token ids (rows, length) that can be learnt: each token mostly follows from the one before."""
+    """Token ids (rows, length) that can be learnt: each token mostly follows from the one
+    before.
+    """
     make = torch.Generator().manual_seed(seed)
     table = torch.randint(3, vocab, (vocab,), generator=make)
     made = []
@@ -134,7 +166,9 @@ def batches(
 
 
 def quiet(program: Callable[[], Report]) -> Report:
-    """Run a program without its warnings; one that ends in an exception must have caught it itself."""
+    """Run a program without its warnings; one that ends in an exception must have caught it
+    itself.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -151,7 +185,11 @@ def assert_healthy(report: Report, *, warnings_allowed: tuple[str, ...] = ()) ->
     """No error at all, no warning but those allowed, and something was really looked at."""
     assert report.done and not report.faults, report.faults
     wrong = [f for f in report.findings if f.severity == ERROR]
-    wrong += [f for f in report.findings if f.severity not in (ERROR, NOTE) and f.check not in warnings_allowed]
+    wrong += [
+        f
+        for f in report.findings
+        if f.severity not in (ERROR, NOTE) and f.check not in warnings_allowed
+    ]
     assert not wrong, f"\n{report}"
     assert sum(v.state == "OK" for v in report.verdicts.values()) >= 3
 

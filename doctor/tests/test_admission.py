@@ -1,4 +1,5 @@
-"""The rule of admission (README): two public threads for each check, and a program of the bench that it names.
+"""The rule of admission (README): two public threads for each check, and a program of the bench
+that it names.
 
 That the doctor is silent on the healthy programs and the twins is asked by test_bench.py.
 """
@@ -16,7 +17,8 @@ from loopdoctor import checks
 RECORDS = tomllib.loads((Path(bench.__file__).parent / "records.toml").read_text(encoding="utf-8"))
 # Taken over with one thread when the rule was made. To become fewer.
 ONE_THREAD = {"N24", "N28"}
-# What needs several processes, a compiler or waits of seconds has a test of its own, and no program.
+# What needs several processes, a compiler or waits of seconds has a test of its own, and no
+# program.
 WITHOUT_PROGRAM = {"N18", "N19", "N21"}
 FAULTS = {p.name: p for p in programs() if p.fault}
 
@@ -32,7 +34,9 @@ def test_the_core_is_small():
 def test_every_check_has_two_public_threads():
     few = {}
     for id, record in RECORDS.items():
-        threads = {thread for thread in record["threads"] if thread.startswith("https://github.com/")}
+        threads = {
+            thread for thread in record["threads"] if thread.startswith("https://github.com/")
+        }
         if len(threads) < (1 if id in ONE_THREAD else 2):
             few[id] = sorted(threads)
     assert few == {}

@@ -29,7 +29,9 @@ def test_a_sound_step_passes_and_nothing_is_changed():
     before = [p.clone() for p in model.parameters()]
     state = torch.get_rng_state()
     assert doctor.assert_trains(model, step, optimizer).rounds == 8
-    assert all(map(torch.equal, before, model.parameters())) and torch.equal(state, torch.get_rng_state())
+    assert all(map(torch.equal, before, model.parameters())) and torch.equal(
+        state, torch.get_rng_state()
+    )
     assert not optimizer.state_dict()["state"]
 
 
@@ -55,4 +57,7 @@ def test_a_step_that_raises_is_the_cause():
 
     with pytest.raises(AssertionError, match="the step raises") as failed:
         doctor.assert_trains(model, fails, optimizer)
-    assert isinstance(failed.value.__cause__, ValueError) and failed.value.__cause__.__traceback__ is not None
+    assert (
+        isinstance(failed.value.__cause__, ValueError)
+        and failed.value.__cause__.__traceback__ is not None
+    )

@@ -1,7 +1,9 @@
-"""Each program of the bench: a fault is named first, its mended twin and the healthy programs are left alone.
+"""Each program of the bench: a fault is named first, its mended twin and the healthy programs are
+left alone.
 
-A miss that is known carries its reason in the program (`Missed:`). It has no test here, but `python -m bench` counts it
-as a miss. Whatever is said, the program leaves the same numbers with the doctor as without it.
+A miss that is known carries its reason in the program (`Missed:`). It has no test here, but `python
+-m bench` counts it as a miss. Whatever is said, the program leaves the same numbers with the doctor
+as without it.
 """
 
 import pytest
@@ -23,7 +25,9 @@ def named(p) -> str:
 def test_a_fault_is_named_first(p):
     plain = apart(p.text, p.name, watched=False)
     told = apart(p.text, p.name, watched=True)
-    assert verdict({**told, "fault": True, "names": p.names}) == "first", told["said"] or told["raised"]
+    assert verdict({**told, "fault": True, "names": p.names}) == "first", (
+        told["said"] or told["raised"]
+    )
     assert told["faults"] == [] and told["left"] == plain["left"]
 
 

@@ -25,23 +25,42 @@ def frozen_part(**how):
 
 
 def test_what_is_ignored_is_listed_with_its_reason_and_decides_nothing():
-    plain, report = frozen_part(severity={"S3": "error"}), frozen_part(ignore={"S3": "a probe on purpose"})
-    assert plain.root.check == "S3" and plain.errors and not [f for f in report.findings if f.check == "S3"]
+    plain, report = (
+        frozen_part(severity={"S3": "error"}),
+        frozen_part(ignore={"S3": "a probe on purpose"}),
+    )
+    assert (
+        plain.root.check == "S3"
+        and plain.errors
+        and not [f for f in report.findings if f.check == "S3"]
+    )
     (ignored, reason), *others = report.ignored
     assert ignored.check == "S3" and reason == "a probe on purpose" and not others
     report.raise_for_errors()
-    for text in (str(report), report.html(), report.markdown(), report.junit(), report.annotations()):
+    for text in (
+        str(report),
+        report.html(),
+        report.markdown(),
+        report.junit(),
+        report.annotations(),
+    ):
         assert "S3" in text and "a probe on purpose" in text
     assert json.loads(report.json())["ignored"][0]["reason"] == "a probe on purpose"
     assert "S3" not in report.verdicts, "ignored is not OK"
 
 
 def test_an_ignored_cause_hides_none_of_its_effects():
-    kept, ignored = control({"N4": "known"}, None).sort([finding("N4", ERROR), finding("N5", WARN, "N4")])
-    assert [(f.check, f.because) for f in kept] == [("N5", "")] and [f.check for f, _ in ignored] == ["N4"]
+    kept, ignored = control({"N4": "known"}, None).sort(
+        [finding("N4", ERROR), finding("N5", WARN, "N4")]
+    )
+    assert [(f.check, f.because) for f in kept] == [("N5", "")] and [
+        f.check for f, _ in ignored
+    ] == ["N4"]
 
 
-@pytest.mark.parametrize("text, meant", [("error", ERROR), ("warn", WARN), ("info", NOTE), ("Note", NOTE)])
+@pytest.mark.parametrize(
+    "text, meant", [("error", ERROR), ("warn", WARN), ("info", NOTE), ("Note", NOTE)]
+)
 def test_severity(text, meant):
     kept, _ = control(None, {"S9": text}).sort(FULL.findings)
     assert {f.check: f.severity for f in kept}["S9"] == meant
@@ -53,9 +72,17 @@ def test_severity(text, meant):
 @pytest.mark.parametrize(
     "ignore, severity, said",
     [
-        ({"s3": "x"}, None, "names 's3', and no check has that id; did you mean 'S3'? Allowed are S1, S2"),
+        (
+            {"s3": "x"},
+            None,
+            "names 's3', and no check has that id; did you mean 'S3'? Allowed are S1, S2",
+        ),
         ({"optimizer-misses-trainable": "x"}, None, "did you mean 'S3'"),
-        (None, {"zzzzzzzz": "note"}, "severity names 'zzzzzzzz', and no check has that id. Allowed are"),
+        (
+            None,
+            {"zzzzzzzz": "note"},
+            "severity names 'zzzzzzzz', and no check has that id. Allowed are",
+        ),
         ({"S3": ""}, None, "ignore['S3'] = '': must be a text"),
         (["S3"], None, "must name checks"),
         (None, {"S3": "fatal"}, "severity['S3'] = 'fatal': allowed are error, warn, note"),
@@ -71,7 +98,8 @@ def test_the_same_in_pyproject(tmp_path, monkeypatch, capsys):
     inner = tmp_path / "inner"
     inner.mkdir()
     monkeypatch.chdir(inner)
-    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")  # without a table: the search goes on
+    # without a table: the search goes on
+    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     file = tmp_path / "pyproject.toml"
     file.write_text("[tool.loopdoctor]\nignore = { S3 = 'a probe' }\nseverity = { N5 = 'note' }\n")
     assert [reason for _, reason in frozen_part().ignored] == ["a probe"]

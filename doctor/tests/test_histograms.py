@@ -15,7 +15,9 @@ from loopdoctor.histograms import BINS, COLUMNS, GIVEN, GRADIENTS, LOW, NUMBERS,
 
 def train(steps: int = 10, depth: int = 2, scale: float = 1.0, dtype=torch.float32):
     torch.manual_seed(0)
-    model = nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())], nn.Linear(64, 4))
+    model = nn.Sequential(
+        *[layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())], nn.Linear(64, 4)
+    )
     model.to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     with doctor.watch(model, say=False) as report:
@@ -37,9 +39,26 @@ def column(value: float) -> int:
 
 
 def test_each_number_is_in_its_column():
-    values = [0.0, -0.0, 1.0, -1.0, 1.99, 2.0, 3.99, 4.0, 2.0**-40, 1e-30, 1e30, -math.inf, math.inf, math.nan]
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        1.99,
+        2.0,
+        3.99,
+        4.0,
+        2.0**-40,
+        1e-30,
+        1e30,
+        -math.inf,
+        math.inf,
+        math.nan,
+    ]
     for dtype in (torch.float64, torch.float32):
-        counts = histograms.counted([torch.tensor(values, dtype=dtype), torch.zeros(3, dtype=dtype)])
+        counts = histograms.counted(
+            [torch.tensor(values, dtype=dtype), torch.zeros(3, dtype=dtype)]
+        )
         wanted = [sum(column(v) == c for v in values) for c in range(COLUMNS)]
         assert counts == [wanted, [3] + [0] * (COLUMNS - 1)]
 
@@ -53,7 +72,9 @@ def test_a_sample_is_small_and_evenly_spread(shape):
         assert sample.untyped_storage().nbytes() == 8 * len(sample), "it holds no view of the whole"
         assert t.numel() < NUMBERS or sample.max() - sample.min() > 0.99 * t.numel()
     rows, columns = histograms.few(t) // shape[-1], histograms.few(t) % shape[-1]
-    assert len(columns.unique()) > 0.6 * min(len(sample), shape[-1]), "not the same columns of every row"
+    assert len(columns.unique()) > 0.6 * min(len(sample), shape[-1]), (
+        "not the same columns of every row"
+    )
     assert (rows == columns).float().mean() < 0.1 or len(shape) == 1, "and not the diagonal"
 
 
@@ -74,7 +95,9 @@ def test_they_are_in_the_record_and_in_the_page():
     assert set(kept[GIVEN]) == {"0", "2", "4"}
     assert all(list(at) == ["1", "8"] for kind in (GRADIENTS, GIVEN) for at in kept[kind].values())
     assert len(kept["columns"]) == COLUMNS == len(kept[GRADIENTS]["0.weight"]["1"])
-    assert kept[GIVEN]["0"]["1"][0] == 0 and 300 < kept[GIVEN]["2"]["1"][0] < 700, "a ReLU makes half of them zero"
+    assert kept[GIVEN]["0"]["1"][0] == 0 and 300 < kept[GIVEN]["2"]["1"][0] < 700, (
+        "a ReLU makes half of them zero"
+    )
     assert sum(kept[GIVEN]["2"]["8"]) == NUMBERS and sum(kept[GRADIENTS]["4.bias"]["8"]) == 4
     assert json.loads(report.json())["record"]["histograms"] == kept
     page = report.html()
@@ -83,7 +106,9 @@ def test_they_are_in_the_record_and_in_the_page():
 
 
 def test_a_thousand_times_is_five_columns_further():
-    one, thousand = (train(1, scale=s).record["histograms"][GRADIENTS]["2.weight"]["1"] for s in (1.0, 1024.0))
+    one, thousand = (
+        train(1, scale=s).record["histograms"][GRADIENTS]["2.weight"]["1"] for s in (1.0, 1024.0)
+    )
     assert one[1:-6] == thousand[6:-1] and one[0] == thousand[0]
 
 

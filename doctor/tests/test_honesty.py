@@ -1,7 +1,8 @@
-"""What may be called OK where little was seen: a list for each way of seeing little, so that no check slips in unasked.
+"""What may be called OK where little was seen: a list for each way of seeing little, so that no
+check slips in unasked.
 
-Footgun: a new check that falls through to OK passes every other test. Here it fails, until somebody has thought about
-what it saw.
+Footgun: a new check that falls through to OK passes every other test. Here it fails, until somebody
+has thought about what it saw.
 """
 
 import pytest
@@ -27,7 +28,8 @@ BUILD = {
     "S41",
     "S50",
 }  # how model and optimizer are built, seen without a step
-BACKWARD = {"F1", "F2", "F3", "F4", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
+# the losses themselves
+BACKWARD = {"F1", "F2", "F3", "F4", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}
 ONE = BUILD | BACKWARD | {"N35", "N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}
 OUTSIDE = (
     BUILD
@@ -62,7 +64,11 @@ OUTSIDE = (
 class Hand(nn.Module):
     def __init__(self, dropout: float = 0.0):
         super().__init__()
-        self.table, self.drop, self.head = nn.Embedding(256, 32), nn.Dropout(dropout), nn.Linear(32, 256)
+        self.table, self.drop, self.head = (
+            nn.Embedding(256, 32),
+            nn.Dropout(dropout),
+            nn.Linear(32, 256),
+        )
         self.mix = nn.Linear(32, 32)
 
     def forward(self, ids):
@@ -145,7 +151,8 @@ MAY_SAY_OK = {
     "one step, by hand": (one_step_by_hand, ONE),
     "compiled around": (around, OUTSIDE),
     "compiled in place": (in_place, OUTSIDE),
-    "compiled blocks": (blocks, OUTSIDE | {"F11", "B1", "F33"}),  # a replay of the whole is possible
+    # a replay of the whole is possible
+    "compiled blocks": (blocks, OUTSIDE | {"F11", "B1", "F33"}),
     "evaluation, declared": (lambda: evaluation(model=True), BUILD),
     "evaluation": (evaluation, set()),
     "never called": (lambda: never_called(lm(hidden=32)), BUILD),
@@ -158,7 +165,9 @@ MAY_SAY_OK = {
 SLOW = {"compiled around": [pytest.mark.slow]}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, [])) for case in MAY_SAY_OK])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=SLOW.get(case, [])) for case in MAY_SAY_OK]
+)
 def test_who_may_say_ok(case):
     program, allowed = MAY_SAY_OK[case]
     report = quiet(program)
@@ -171,11 +180,15 @@ def test_compiled_parts_without_a_gradient_are_unknown():
     def program():
         model = Hand()
         model.mix.compile(backend="eager")
-        model.forward = lambda ids: model.head(model.table(ids) + model.mix(model.table(ids)).detach())
+        model.forward = lambda ids: model.head(
+            model.table(ids) + model.mix(model.table(ids)).detach()
+        )
         return trained(model, 3)
 
     report = quiet(program)
-    assert "B1" not in {f.check for f in report.findings} and report.verdicts["B1"].state == "UNKNOWN"
+    assert (
+        "B1" not in {f.check for f in report.findings} and report.verdicts["B1"].state == "UNKNOWN"
+    )
 
 
 def test_dropout_in_a_compiled_model():

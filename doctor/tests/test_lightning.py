@@ -1,4 +1,6 @@
-"""The callback for Lightning, called as its Trainer calls callbacks; the real one is tried where it is installed."""
+"""The callback for Lightning, called as its Trainer calls callbacks; the real one is tried where it
+is installed.
+"""
 
 import importlib.util
 from types import SimpleNamespace
@@ -54,7 +56,9 @@ def test_a_fit_that_raises_leaves_nothing_behind():
     assert torch.autograd.backward is backward
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="Lightning is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="Lightning is not installed"
+)
 def test_lightning_itself():
     import lightning
 
@@ -71,8 +75,10 @@ def test_lightning_itself():
 
     callback = doctor.LightningCallback(say=False, steps=4)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), 8)
-    options = dict(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    lightning.Trainer(accelerator="cpu", callbacks=[callback], enable_model_summary=False, **options).fit(
-        Module(), loader
+    options = dict(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
+    lightning.Trainer(
+        accelerator="cpu", callbacks=[callback], enable_model_summary=False, **options
+    ).fit(Module(), loader)
     assert callback.report.rounds == 4 and callback.report.root.check == "N11", str(callback.report)

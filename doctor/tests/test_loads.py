@@ -1,4 +1,6 @@
-"""S51: checkpoints of which next to nothing was loaded; and that listening to loads (loads.py) leaves no trace."""
+"""S51: checkpoints of which next to nothing was loaded; and that listening to loads (loads.py)
+leaves no trace.
+"""
 
 import copy
 import gc
@@ -25,7 +27,9 @@ PLAIN = inspect.unwrap(nn.Module.load_state_dict)
 class Net(nn.Module):
     def __init__(self, classes: int = 4):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32))
+        self.body = nn.Sequential(
+            nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32)
+        )
         self.head = nn.Linear(32, classes)
 
     def forward(self, x):
@@ -60,7 +64,9 @@ def watched(model: nn.Module, inside=None) -> doctor.Report:
 
 def first(program) -> doctor.Finding:
     report = quiet(program)
-    assert report.root is not None and report.root.check == "S51" and not report.faults, f"\n{report}"
+    assert report.root is not None and report.root.check == "S51" and not report.faults, (
+        f"\n{report}"
+    )
     return report.root
 
 
@@ -69,7 +75,7 @@ def silent(program) -> None:
     assert "S51" not in said(report) and not report.faults, f"\n{report}"
 
 
-# ------------------------------------------------------------------------------------------------ what is named
+# ------------------------------------------------------------------------------------ what is named
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "model.backbone."])
 def test_a_prefix_of_the_checkpoint_is_named(prefix):
     def program():
@@ -107,7 +113,9 @@ def test_a_model_in_a_wrapper(wrong):
 
 def test_a_prefix_in_the_place_of_another():
     def program():
-        saved = {n.replace("body.", "encoder."): x for n, x in state().items() if n.startswith("body")}
+        saved = {
+            n.replace("body.", "encoder."): x for n, x in state().items() if n.startswith("body")
+        }
         (model := Net()).load_state_dict(saved, strict=False)
         return watched(model)
 
@@ -127,8 +135,14 @@ def test_a_prefix_in_the_middle_of_names():
 @pytest.mark.parametrize("wrong", [True, False])
 def test_weights_that_are_one_level_deeper(wrong):
     def program():
-        checkpoint = {"epoch": 3, "state_dict": state(), "optimizer": {"state": {0: {"step": torch.ones(1)}}}}
-        (model := Net()).load_state_dict(checkpoint if wrong else checkpoint["state_dict"], strict=False)
+        checkpoint = {
+            "epoch": 3,
+            "state_dict": state(),
+            "optimizer": {"state": {0: {"step": torch.ones(1)}}},
+        }
+        (model := Net()).load_state_dict(
+            checkpoint if wrong else checkpoint["state_dict"], strict=False
+        )
         return watched(model)
 
     if not wrong:
@@ -156,7 +170,9 @@ def test_what_is_frozen(how):
             return watched(model)
         model = Net()
         if how == "backbone":
-            saved = {n.replace("body.", "module."): x for n, x in state().items() if n.startswith("body")}
+            saved = {
+                n.replace("body.", "module."): x for n, x in state().items() if n.startswith("body")
+            }
             model.body.load_state_dict(saved, strict=False)
         else:
             model.load_state_dict(state("module."), strict=False)
@@ -193,14 +209,16 @@ def test_a_load_within_the_watch():
     first(program)
 
 
-# ------------------------------------------------------------------------------------------------ what is left alone
+# ------------------------------------------------------------------------------- what is left alone
 class Grown(nn.Module):
     """A backbone and a decoder that is much larger."""
 
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
-        self.decoder = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(32, 32), nn.ReLU())], nn.Linear(32, 4))
+        self.decoder = nn.Sequential(
+            *[m for _ in range(6) for m in (nn.Linear(32, 32), nn.ReLU())], nn.Linear(32, 4)
+        )
 
     def forward(self, x):
         return self.decoder(self.body(x))
@@ -212,10 +230,15 @@ def _healthy(how: str) -> nn.Module:
         saved = {n: x for n, x in state().items() if not n.startswith("head")}
         model.load_state_dict(saved, strict=False)
     elif how == "a head of other classes is left out":
-        saved = {n: x for n, x in state().items() if not n.startswith("head")} | {"fc.weight": torch.ones(9, 32)}
+        saved = {n: x for n, x in state().items() if not n.startswith("head")} | {
+            "fc.weight": torch.ones(9, 32)
+        }
         model.load_state_dict(saved, strict=False)
     elif how == "a new decoder":
-        model, saved = Grown(), state(of=nn.Sequential(OrderedDict(body=Grown().body, fc=nn.Linear(32, 4))))
+        model, saved = (
+            Grown(),
+            state(of=nn.Sequential(OrderedDict(body=Grown().body, fc=nn.Linear(32, 4)))),
+        )
         model.load_state_dict(saved, strict=False)
     elif how == "a later load":
         model.load_state_dict(state("module."), strict=False)
@@ -236,7 +259,9 @@ def _healthy(how: str) -> nn.Module:
         model.body[3].register_parameter("lora_A", nn.Parameter(torch.zeros(2, 32)))
         model.load_state_dict({"body.3.lora_A": torch.randn(2, 32)}, strict=False)
     elif how == "other names and other shapes":
-        model.load_state_dict({f"module.{n}": x[:1] for n, x in state().items() if x.dim()}, strict=False)
+        model.load_state_dict(
+            {f"module.{n}": x[:1] for n, x in state().items() if x.dim()}, strict=False
+        )
     elif how == "in place, then its own":  # what torch.distributed.checkpoint does
         own, saved = model.state_dict(), state()
         for name, x in own.items():
@@ -248,8 +273,12 @@ def _healthy(how: str) -> nn.Module:
         model.load_state_dict(state())
     elif how == "in two parts":
         saved = state()
-        model.load_state_dict({n: x for n, x in saved.items() if n.startswith("body")}, strict=False)
-        model.load_state_dict({n: x for n, x in saved.items() if n.startswith("head")}, strict=False)
+        model.load_state_dict(
+            {n: x for n, x in saved.items() if n.startswith("body")}, strict=False
+        )
+        model.load_state_dict(
+            {n: x for n, x in saved.items() if n.startswith("head")}, strict=False
+        )
     elif how == "by hand at random":
         torch.nn.init.normal_(model.body[0].weight, std=0.02)
         model.load_state_dict({}, strict=False)
@@ -279,7 +308,7 @@ def test_healthy_loads_are_left_alone(how):
     silent(lambda: watched(_healthy(how)))
 
 
-# ------------------------------------------------------------------------------------------------ by other means
+# ----------------------------------------------------------------------------------- by other means
 def _by_hand(model: nn.Module, saved: dict, names) -> None:
     own = model.state_dict()
     for name in names:
@@ -308,18 +337,24 @@ def test_what_was_copied_by_hand_is_left_alone(how, within):
 
 @pytest.mark.parametrize("same", [False, True])
 def test_a_large_model_copied_by_hand(same):
-    """More tensors than are looked at; of norms and biases the numbers may be the same as before."""
+    """More tensors than are looked at; of norms and biases the numbers may be the same as
+    before.
+    """
 
     def deep(std: float) -> nn.Module:
         layers = [nn.Linear(8, 8) for _ in range(40)]
         for layer in layers:
             nn.init.normal_(layer.weight, std=std)
             nn.init.zeros_(layer.bias)
-        return nn.Sequential(*(m for layer in layers for m in (layer, nn.BatchNorm1d(8))), nn.Linear(8, 4))
+        return nn.Sequential(
+            *(m for layer in layers for m in (layer, nn.BatchNorm1d(8))), nn.Linear(8, 4)
+        )
 
     def program():
         model, saved = deep(0.3), deep(0.4)
-        saved = {f"module.{n}": x for n, x in (saved if same else trained(saved)).state_dict().items()}
+        saved = {
+            f"module.{n}": x for n, x in (saved if same else trained(saved)).state_dict().items()
+        }
         _by_hand(model, saved, model.load_state_dict(saved, strict=False).missing_keys)
         assert 0 < len(loads.kept()[-1].held) <= loads.HELD
         return watched(model)
@@ -332,7 +367,9 @@ def test_the_backbone_after_the_whole(loaded):
     """The head has more tensors than the backbone, and one of its names would fit."""
 
     def program():
-        model = nn.Sequential(OrderedDict(backbone=Net(8), head=nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)])))
+        model = nn.Sequential(
+            OrderedDict(backbone=Net(8), head=nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)]))
+        )
         saved = state(of=Net(8))
         model.load_state_dict(saved, strict=False)
         if loaded:
@@ -346,19 +383,39 @@ def test_numbers_of_odd_tensors():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.plain, self.turned = nn.Parameter(torch.arange(6.0).view(2, 3)), nn.Parameter(torch.rand(3, 2).T)
-            self.meta, self.none = nn.Parameter(torch.rand(3, device="meta")), nn.Parameter(torch.rand(0))
-            self.later, self.whole = nn.UninitializedParameter(), nn.Parameter(torch.ones(2).long(), False)
-            self.one, self.sparse = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.eye(3).to_sparse())
+            self.plain, self.turned = (
+                nn.Parameter(torch.arange(6.0).view(2, 3)),
+                nn.Parameter(torch.rand(3, 2).T),
+            )
+            self.meta, self.none = (
+                nn.Parameter(torch.rand(3, device="meta")),
+                nn.Parameter(torch.rand(0)),
+            )
+            self.later, self.whole = (
+                nn.UninitializedParameter(),
+                nn.Parameter(torch.ones(2).long(), False),
+            )
+            self.one, self.sparse = (
+                nn.Parameter(torch.tensor(3.0)),
+                nn.Parameter(torch.eye(3).to_sparse()),
+            )
             self.freed = nn.Parameter(torch.rand(3))
             self.freed.untyped_storage().resize_(0)
             with torch.inference_mode():
                 self.register_buffer("odd", torch.full((2,), 2.0))
 
     model, generator = Odd(), torch.get_rng_state()
-    held = loads._held(model, [n for n, _ in (*model.named_parameters(), *model.named_buffers())] + ["nothing"])
-    assert held.keys() == {"plain", "turned", "one", "odd"} and torch.equal(generator, torch.get_rng_state())
-    assert held["plain"] == [0.0, 1.0, 3.0, 5.0] and held["one"] == [3.0] * 4 and held["odd"] == [2.0] * 4
+    held = loads._held(
+        model, [n for n, _ in (*model.named_parameters(), *model.named_buffers())] + ["nothing"]
+    )
+    assert held.keys() == {"plain", "turned", "one", "odd"} and torch.equal(
+        generator, torch.get_rng_state()
+    )
+    assert (
+        held["plain"] == [0.0, 1.0, 3.0, 5.0]
+        and held["one"] == [3.0] * 4
+        and held["odd"] == [2.0] * 4
+    )
     assert held["turned"] == model.turned.flatten()[[0, 1, 3, 5]].tolist()
 
 
@@ -370,7 +427,10 @@ def test_a_mode_of_the_program_sees_no_numbers_being_read():
             self.names.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    model, saved = Net().body[0], {"module.weight": torch.ones(32, 8), "module.bias": torch.ones(32)}
+    model, saved = (
+        Net().body[0],
+        {"module.weight": torch.ones(32, 8), "module.bias": torch.ones(32)},
+    )
     number = loads.count()
     with Listening():
         model.load_state_dict(saved, strict=False)
@@ -405,11 +465,16 @@ def test_prefixes():
     assert fitting({}, missing).many == fitting(missing, {}).many == 0
 
 
-# ------------------------------------------------------------------------------------------------ no trace
+# ----------------------------------------------------------------------------------------- no trace
 def outcome(load, model: nn.Module, saved, **options):
     try:
         result = load(model, saved, **options)
-        return type(result), repr(result), tuple(result), {n: x.clone() for n, x in model.state_dict().items()}
+        return (
+            type(result),
+            repr(result),
+            tuple(result),
+            {n: x.clone() for n, x in model.state_dict().items()},
+        )
     except Exception as error:
         return type(error), str(error), (), {}
 
@@ -425,14 +490,23 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True, "strict": False}, {"wrong": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"strict": False}, {"assign": True, "strict": False}, {"wrong": 1}]
+)
 @pytest.mark.parametrize("given", list(GIVEN))
 def test_torch_does_the_same(given, options):
     saved = GIVEN[given]()
     one = Net()
     two, generator = copy.deepcopy(one), torch.get_rng_state()
-    plain, listened = outcome(PLAIN, one, saved, **options), outcome(nn.Module.load_state_dict, two, saved, **options)
-    assert plain[0] is listened[0] and plain[2] == listened[2] and plain[3].keys() == listened[3].keys()
+    plain, listened = (
+        outcome(PLAIN, one, saved, **options),
+        outcome(nn.Module.load_state_dict, two, saved, **options),
+    )
+    assert (
+        plain[0] is listened[0]
+        and plain[2] == listened[2]
+        and plain[3].keys() == listened[3].keys()
+    )
     assert plain[1].replace(".<locals>.", "") == listened[1] or plain[1] == listened[1]
     assert all(torch.equal(plain[3][n], listened[3][n]) for n in plain[3])
     assert torch.equal(generator, torch.get_rng_state())
@@ -463,7 +537,9 @@ def test_a_model_carries_nothing_of_it():
     torch.save(model, buffer)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert vars(other).keys() == vars(model).keys()
-    assert b"loopdoctor" not in buffer.getvalue() + pickle.dumps(model) + pickle.dumps(model.state_dict())
+    assert b"loopdoctor" not in buffer.getvalue() + pickle.dumps(model) + pickle.dumps(
+        model.state_dict()
+    )
 
 
 def test_it_is_put_on_once():
@@ -510,7 +586,9 @@ def test_the_outermost_call_counts_and_a_raised_one_does_not():
         def __init__(self):
             super().__init__()
             self.inner = Net()
-            self.register_load_state_dict_post_hook(lambda m, keys: m.inner.load_state_dict(state()) and None)
+            self.register_load_state_dict_post_hook(
+                lambda m, keys: m.inner.load_state_dict(state()) and None
+            )
 
     model, number = Outer(), loads.count()
     model.load_state_dict(model.state_dict())
@@ -529,7 +607,9 @@ def test_it_keeps_little():
             model.load_state_dict(state("module.", of=model), strict=False)
     there = loads.kept()
     assert (
-        len(there) == loads.MOST and there[-1].module() is model and len({id(m.module()) for m in there}) == len(there)
+        len(there) == loads.MOST
+        and there[-1].module() is model
+        and len({id(m.module()) for m in there}) == len(there)
     )
     del models, model
     gc.collect()
@@ -537,7 +617,11 @@ def test_it_keeps_little():
     model = Net()
     model.load_state_dict({f"x{i}": torch.ones(1) for i in range(2 * loads.NAMES)}, strict=False)
     last = loads.kept()[-1]
-    assert last.module() is model and len(last.unexpected) == loads.NAMES and last.extra == 2 * loads.NAMES
+    assert (
+        last.module() is model
+        and len(last.unexpected) == loads.NAMES
+        and last.extra == 2 * loads.NAMES
+    )
 
 
 def test_several_threads():

@@ -1,4 +1,6 @@
-"""A log alone: what it shows is named, what it cannot tell is said, and a healthy one is left alone."""
+"""A log alone: what it shows is named, what it cannot tell is said, and a healthy one is left
+alone.
+"""
 
 import json
 import math
@@ -79,7 +81,9 @@ def test_what_numbers_show(report, name):
 
 
 def test_where_it_begins_is_named(report):
-    assert "first at step 130" in report(lines(CASES["the triple, from step 130 on"][0])).root.observed
+    assert (
+        "first at step 130" in report(lines(CASES["the triple, from step 130 on"][0])).root.observed
+    )
 
 
 def test_short_logs_say_that_they_are(report):
@@ -112,13 +116,19 @@ FORMS = {
     ),
     "epoch and step": ("Epoch 1/5, Step 10, Loss: 2.5", (10, 1, 2.5, None, None)),
     "brackets": ("Epoch [2/5], Step [100/600], Loss: 2.5000 (2.75)", (100, 2, 2.5, None, None)),
-    "bars between": ("epoch 3 | step 120 | loss 2.5 | lr 3e-4 | norm: 0.5", (120, 3, 2.5, 0.5, 3e-4)),
+    "bars between": (
+        "epoch 3 | step 120 | loss 2.5 | lr 3e-4 | norm: 0.5",
+        (120, 3, 2.5, 0.5, 3e-4),
+    ),
     "thousands": ("step 1,234: loss 2.5e-05", (1234, None, 2.5e-5, None, None)),
     "the end of a bar": (
         "\r  1%|1 | 1/100 [00:00<00:20, 4it/s, loss=2.5]\r  2%|2 | 2/100 [00:00<00:20, 4it/s, loss=2.25]",
         (2, None, 2.25, None, None),
     ),
-    "colours": ("\x1b[32mINFO\x1b[0m step \x1b[1m10\x1b[0m \x1b[33mloss\x1b[0m: 2.5", (10, None, 2.5, None, None)),
+    "colours": (
+        "\x1b[32mINFO\x1b[0m step \x1b[1m10\x1b[0m \x1b[33mloss\x1b[0m: 2.5",
+        (10, None, 2.5, None, None),
+    ),
     "PowerShell": ("step 10: loss 2.5\r\n".encode("utf-16"), (10, None, 2.5, None, None)),
     "a table of a notebook": (
         "Step\tTraining Loss\tValidation Loss\n500\t2.5\tNo log\n1000\t2.25\t2.5\n",
@@ -137,11 +147,19 @@ FORMS = {
         "max_grad_norm: 1.0\nloss_scale = 128\nstep 10 loss 2.5\nlabel smoothing 0.1",
         (10, None, 2.5, None, None),
     ),
-    "parts of a loss": ("step 1 loss 2.5 (ce_loss 2.0, kl_loss 0.5)\nstep 2 kl_loss 0.25", (1, None, 2.5, None, None)),
+    "parts of a loss": (
+        "step 1 loss 2.5 (ce_loss 2.0, kl_loss 0.5)\nstep 2 kl_loss 0.25",
+        (1, None, 2.5, None, None),
+    ),
     "a value on each line": ("step 10\nloss: 2.5\ngrad_norm: 1.25\n", (10, None, 2.5, 1.25, None)),
-    "a tensor": ("step 3 loss: tensor(2.5, device='cuda:0', grad_fn=<NllLossBackward0>)", (3, None, 2.5, None, None)),
+    "a tensor": (
+        "step 3 loss: tensor(2.5, device='cuda:0', grad_fn=<NllLossBackward0>)",
+        (3, None, 2.5, None, None),
+    ),
     "trainer_state.json, indented": (
-        json.dumps({"epoch": 3.0, "global_step": 9, "log_history": log(2, loss=lambda n: 0)}, indent=2),
+        json.dumps(
+            {"epoch": 3.0, "global_step": 9, "log_history": log(2, loss=lambda n: 0)}, indent=2
+        ),
         (20, None, 0, pytest.approx(1.1, abs=0.1), 1e-4),
     ),
 }
@@ -173,12 +191,13 @@ def test_the_write_up_on_the_order_of_checkpointing(report):
     assert "line 4" in first.observed and "line 3" in first.observed
     assert "use_reentrant" in first.fix and "enable_input_require_grads" in first.fix
     for finding in (first, second):
-        assert "The log cannot tell " in finding.diagnosis and "`loopdoctor train.py`" in finding.diagnosis
+        assert (
+            "The log cannot tell " in finding.diagnosis
+            and "`loopdoctor train.py`" in finding.diagnosis
+        )
 
 
-WARNED = (
-    "torch/utils/checkpoint.py:92: UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
-)
+WARNED = "torch/utils/checkpoint.py:92: UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
 ELEMENT = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn\n"
 FLAT = lines(log(16, loss=lambda n: 4.17, norm=lambda n: 0.0))
 FALLS = lines(log(16))
@@ -188,7 +207,8 @@ LED = {
     "a warning alone": (WARNED + FALLS, ["S10 WARN"]),
     "an error alone": (ELEMENT, ["F1 ERROR"]),
     "an error, checkpointing is not reentrant": (
-        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False}\n" + ELEMENT,
+        "gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': False}\n"
+        + ELEMENT,
         ["F1 ERROR"],
     ),
     "an error, checkpointing is off": ("gradient_checkpointing=False,\n" + ELEMENT, ["F1 ERROR"]),
@@ -197,25 +217,34 @@ LED = {
         ["S1 ERROR"],
     ),
     "a gradient of 0 under checkpointing": (
-        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n" + FLAT,
+        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n"
+        + FLAT,
         ["L6 ERROR"],
     ),
     "a schedule": (
-        "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`. In\n" + FALLS,
+        "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`. In\n"
+        + FALLS,
         ["N9 WARN"],
     ),
     "fp16": ("ValueError: Attempting to unscale FP16 gradients.\n", ["S7 ERROR"]),
-    "memory": (FALLS + "\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", ["L7 ERROR"]),
+    "memory": (
+        FALLS + "\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+        ["L7 ERROR"],
+    ),
     "shapes": (
         "UserWarning: Using a target size (torch.Size([8])) that is different to the input size (torch.Size([8, 1])).\n"
         + FALLS,
         ["F21 WARN"],
     ),
     "cache warned of, and it learns": (
-        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n" + FALLS,
+        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n"
+        + FALLS,
         [],
     ),
-    "a scaler finds its scale": (FALLS + "\nGradient overflow.  Skipping step, reducing loss scale\n" * 9, []),
+    "a scaler finds its scale": (
+        FALLS + "\nGradient overflow.  Skipping step, reducing loss scale\n" * 9,
+        [],
+    ),
 }
 
 
@@ -223,7 +252,9 @@ LED = {
 def test_messages_lead_to_the_cause(report, name):
     text, wanted = LED[name]
     made = report(text)
-    assert [f"{f.check} {f.severity}" for f in made.findings if not f.because] == wanted, f"\n{made}"
+    assert [f"{f.check} {f.severity}" for f in made.findings if not f.because] == wanted, (
+        f"\n{made}"
+    )
     assert all("The log cannot tell " in f.diagnosis for f in made.findings)
 
 
@@ -250,7 +281,10 @@ def test_a_long_log_is_read_in_parts_and_the_first_nan_is_found(report, monkeypa
     for name, value in dict(MOST=100, PART=512, TAIL=2048, BLOCK=1 << 14).items():
         monkeypatch.setattr(log_lines, name, value)
     loss = [f"{5 - n / 5000:.4f}" if n < 12_345 else "nan" for n in range(20_000)]
-    made = report("".join(f"step {n}: loss {x}\n" for n, x in enumerate(loss)) + "Loss is nan, stopping training\n")
+    made = report(
+        "".join(f"step {n}: loss {x}\n" for n, x in enumerate(loss))
+        + "Loss is nan, stopping training\n"
+    )
     assert made.root.check == "L2" and "at step 12345," in made.root.observed
     assert {f.check for f in made.findings} == {"L2", "N17"}
     assert len(made.record["curves"]["loss"]) < 2_00 and made.rounds < 5_000
@@ -258,17 +292,25 @@ def test_a_long_log_is_read_in_parts_and_the_first_nan_is_found(report, monkeypa
 
 def test_the_command_reads_what_loggers_write(tmp_path, capsys):
     state, printed = tmp_path / "trainer_state.json", tmp_path / "log.jsonl"
-    healthy = log(40) + [{"step": 400, "eval_loss": 1.0}, {"step": 400, "train_runtime": 3.0, "train_loss": 1.0}]
+    healthy = log(40) + [
+        {"step": 400, "eval_loss": 1.0},
+        {"step": 400, "train_runtime": 3.0, "train_loss": 1.0},
+    ]
     state.write_text(json.dumps({"log_history": healthy, "global_step": 400}))
     assert script.command(["--log", str(state)]) == 0
     assert "nothing found that a log can show" in capsys.readouterr().out
-    rows = [{"train/loss": str(e["loss"]), "lr": e["learning_rate"], "grad_norm": "nan"} for e in log(9, **TRIPLE)]
+    rows = [
+        {"train/loss": str(e["loss"]), "lr": e["learning_rate"], "grad_norm": "nan"}
+        for e in log(9, **TRIPLE)
+    ]
     printed.write_text(lines(rows))
     assert script.command(["--log", str(printed), "--format", "annotations"]) == 1
     assert capsys.readouterr().out.startswith("::error ")
 
 
-@pytest.mark.parametrize("data", [b"", b" \n", b"once upon a time\n", b"loss\0\x01\x02" * 99, b"[1]", b"{]"])
+@pytest.mark.parametrize(
+    "data", [b"", b" \n", b"once upon a time\n", b"loss\0\x01\x02" * 99, b"[1]", b"{]"]
+)
 def test_what_is_no_log(tmp_path, capsys, data):
     path = tmp_path / "log.json"
     path.write_bytes(data)

@@ -1,6 +1,8 @@
-"""The doctor leaves no trace: same numbers to the last bit, everything put back, nothing kept alive, next to no cost.
+"""The doctor leaves no trace: same numbers to the last bit, everything put back, nothing kept
+alive, next to no cost.
 
-Footgun: a seeded run compares equal only when both start from the same generator state; `run` seeds each.
+Footgun: a seeded run compares equal only when both start from the same generator state; `run` seeds
+each.
 """
 
 import copy
@@ -34,15 +36,25 @@ class Net(nn.Module):
     def __init__(self, dropout: float = 0.1, reentrant: bool | None = None):
         super().__init__()
         self.table, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(dropout)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(dropout)) for _ in range(2)
+        )
         self.norm, self.reentrant = nn.BatchNorm1d(32), reentrant
 
     def forward(self, idx, targets=None):
         h = self.table(idx)
         for block in self.blocks:
-            h = h + (block(h) if self.reentrant is None else checkpoint(block, h, use_reentrant=self.reentrant))
+            h = h + (
+                block(h)
+                if self.reentrant is None
+                else checkpoint(block, h, use_reentrant=self.reentrant)
+            )
         logits = self.head(self.norm(h.transpose(1, 2)).transpose(1, 2))
-        return logits if targets is None else (logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        return (
+            logits
+            if targets is None
+            else (logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        )
 
 
 def plain(m, ids, watching, losses):
@@ -183,7 +195,9 @@ def test_every_bit_is_the_same(program, reentrant):
     within = run(program, reentrant, watched)
     assert world() == before
     assert reports[0].done and not reports[0].faults, reports[0].faults
-    assert reports[0].rounds == min(len(reports) and {accumulating: 2, raising: 2, early: 2}.get(program, 3), 4)
+    assert reports[0].rounds == min(
+        len(reports) and {accumulating: 2, raising: 2, early: 2}.get(program, 3), 4
+    )
     assert without[1] == within[1]
     assert all(torch.equal(without[0][k], within[0][k]) for k in without[0])
     assert torch.equal(without[2], within[2])
@@ -192,32 +206,58 @@ def test_every_bit_is_the_same(program, reentrant):
 def world() -> list:
     """Every attribute that the doctor may replace, and the number of global hooks."""
     optimizers = [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS]
-    for kind in optimizers:  # torch itself replaces `step` of a class when the first of its optimizers is made
+    # torch itself replaces `step` of a class when the first of its optimizers is made
+    for kind in optimizers:
         kind([nn.Parameter(torch.zeros(1))])
     optimizers.append(torch.optim.Optimizer)
-    owners = [torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad, LRScheduler, LambdaLR, torch.amp.GradScaler]
+    owners = [
+        torch.autograd,
+        torch.nn.utils,
+        torch.nn.utils.clip_grad,
+        LRScheduler,
+        LambdaLR,
+        torch.amp.GradScaler,
+    ]
     owners += [CheckpointFunction, nn.Module, *optimizers]
-    seen = [{k: id(v) for k, v in vars(o).items() if callable(v) or isinstance(v, staticmethod)} for o in owners]
+    seen = [
+        {k: id(v) for k, v in vars(o).items() if callable(v) or isinstance(v, staticmethod)}
+        for o in owners
+    ]
     seen += [id(warnings.warn), {k: id(v) for k, v in vars(F).items() if callable(v)}, hooks()]
     return seen
 
 
 def hooks() -> int:
     places = (nn.modules.module, optimizer_module)
-    return sum(len(v) for p in places for k, v in vars(p).items() if k.startswith("_global_") and hasattr(v, "__len__"))
+    return sum(
+        len(v)
+        for p in places
+        for k, v in vars(p).items()
+        if k.startswith("_global_") and hasattr(v, "__len__")
+    )
 
 
 def hooks_of(m: nn.Module) -> int:
-    return sum(len(v) for x in m.modules() for k, v in vars(x).items() if k.endswith("hooks") or "_hooks_" in k)
+    return sum(
+        len(v)
+        for x in m.modules()
+        for k, v in vars(x).items()
+        if k.endswith("hooks") or "_hooks_" in k
+    )
 
 
 class Factors(nn.Module):
-    """What peft does to a weight that is no layer's own, such as an expert's: a parametrization for each call."""
+    """What peft does to a weight that is no layer's own, such as an expert's: a parametrization for
+    each call.
+    """
 
     def __init__(self):
         super().__init__()
         self.base = nn.Linear(32, 32)
-        self.lora_A, self.lora_B = nn.Parameter(torch.randn(4, 32)), nn.Parameter(torch.zeros(32, 4))
+        self.lora_A, self.lora_B = (
+            nn.Parameter(torch.randn(4, 32)),
+            nn.Parameter(torch.zeros(32, 4)),
+        )
 
     def forward(self, x):
         parametrize.register_parametrization(self.base, "weight", Added(self.lora_B @ self.lora_A))
@@ -237,9 +277,14 @@ class Added(nn.Module):
 
 
 def test_weights_that_a_call_takes_out_and_puts_back_stay_where_they_are():
-    """The adapter's replay calls it on copies, which are no parameters: each came back as a buffer, and was lost."""
+    """The adapter's replay calls it on copies, which are no parameters: each came back as a buffer,
+    and was lost.
+    """
     seen = []
-    for watching in (lambda *_: nullcontext(), lambda m, o: doctor.watch(m, optimizer=o, steps=3, say=False)):
+    for watching in (
+        lambda *_: nullcontext(),
+        lambda m, o: doctor.watch(m, optimizer=o, steps=3, say=False),
+    ):
         torch.manual_seed(0)
         m = Net(dropout=0.0)
         m.blocks[0] = Factors()
@@ -251,7 +296,9 @@ def test_weights_that_a_call_takes_out_and_puts_back_stay_where_they_are():
             for x in loops.batches(4):
                 m(x[:, :-1], x[:, 1:])[1].backward()
                 o.step(), o.zero_grad()
-        assert {name for name, _ in m.named_parameters()} == names and type(m.blocks[0].base) is nn.Linear
+        assert {name for name, _ in m.named_parameters()} == names and type(
+            m.blocks[0].base
+        ) is nn.Linear
         seen.append(m.state_dict())
     assert not report.faults
     assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
@@ -283,7 +330,9 @@ def test_hooks_are_gone_when_the_steps_are_over():
 @pytest.mark.parametrize("order", ["inner first", "outer first"])
 def test_watches_that_overlap_put_back_both(order):
     m, before = Net(), world()
-    outer, inner = (doctor.watch(m, say=False, steps=1 if order == "outer first" else 9) for _ in range(2))
+    outer, inner = (
+        doctor.watch(m, say=False, steps=1 if order == "outer first" else 9) for _ in range(2)
+    )
     first = outer.__enter__()
     second = inner.__enter__()
     plain(m, loops.batches(2), lambda *_: nullcontext(), [])
@@ -318,8 +367,12 @@ def test_the_report_keeps_nothing_alive(program):
     assert reports[0].done and all(ref() is None for ref in kept)
 
 
-def per_step(family: str, hidden: int, layers: int, vocab: int, rows: int, length: int, accumulated: int):
-    """A function that makes one training step and returns its seconds of the processor, and its model and optimizer."""
+def per_step(
+    family: str, hidden: int, layers: int, vocab: int, rows: int, length: int, accumulated: int
+):
+    """A function that makes one training step and returns its seconds of the processor, and its
+    model and optimizer.
+    """
     m = loops.lm(family, hidden=hidden, layers=layers, vocab=vocab)
     ids = loops.batches(1, rows=rows, length=length)[0]
     o = torch.optim.AdamW(m.parameters(), 1e-4)
@@ -359,9 +412,11 @@ def test_when_the_steps_are_over_no_hook_is_left_although_the_block_goes_on(step
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_cost(size):
-    """Less than twice the time while watched (2.5 here: cores are shared), nothing after it, next to no memory.
+    """Less than twice the time while watched (2.5 here: cores are shared), nothing after it, next
+    to no memory.
 
-    The middle of the steps is compared, by the processor's time, so that other processes decide nothing.
+    The middle of the steps is compared, by the processor's time, so that other processes decide
+    nothing.
     """
     step, m, o = per_step(*SIZES[size])
     step()
@@ -376,12 +431,19 @@ def test_cost(size):
     bare += [step() for _ in range(4)]
     usual, one, late = (sorted(times)[len(times) // 2] for times in (bare, watched, after))
     told = f"watched {one / usual:.2f}x (first step {watched[0] / usual:.2f}x), after {late / usual:.2f}x"
-    print(f"\n{size}: step {usual * 1e3:.0f} ms, {told}, {(during - before) / 2**20:.1f} MiB held", os.getloadavg())
+    print(
+        f"\n{size}: step {usual * 1e3:.0f} ms, {told}, {(during - before) / 2**20:.1f} MiB held",
+        os.getloadavg(),
+    )
     assert one < 2.5 * usual + 0.05
     assert during - before < 16 * 2**20
 
 
 def held() -> int:
-    """Bytes of all tensors that Python knows, without a collection: what only that frees was held until then."""
-    found = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x.numel()) is int)
+    """Bytes of all tensors that Python knows, without a collection: what only that frees was held
+    until then.
+    """
+    found = (
+        x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x.numel()) is int
+    )
     return sum(x.numel() * x.element_size() for x in found)

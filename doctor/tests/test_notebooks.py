@@ -33,7 +33,9 @@ def page(tmp_path, monkeypatch):
     def write(*codes: str, name: str = "page.ipynb", **metadata) -> str:
         made = [{"cell_type": "markdown", "source": "# Mine"}, {"cell_type": "code", "source": []}]
         made += [{"cell_type": "code", "source": code.splitlines(keepends=True)} for code in codes]
-        (tmp_path / name).write_text(json.dumps({"cells": made, "metadata": metadata, "nbformat": 4}))
+        (tmp_path / name).write_text(
+            json.dumps({"cells": made, "metadata": metadata, "nbformat": 4})
+        )
         return name
 
     monkeypatch.chdir(tmp_path)
@@ -67,7 +69,11 @@ def test_what_is_jupyters_is_left_out_and_the_rest_keeps_its_lines():
     code, left_out = notebook.as_python(JUPYTERS)
     names = {}
     exec(code, names)
-    assert names["prompt"] == "\n%s and\n!not a shell line\n" and names["rest"] == 3 and names["files"] == []
+    assert (
+        names["prompt"] == "\n%s and\n!not a shell line\n"
+        and names["rest"] == 3
+        and names["files"] == []
+    )
     assert (names["total"], names["more"], names["where"], names["text"]) == (10, 11, None, "it's")
     assert [line for line, _ in left_out] == [1, 2, 11, 12, 16, 17, 19]
     assert left_out[1] == (2, "!pip install torch -q")
@@ -129,7 +135,10 @@ def test_a_notebook_that_raises_names_cell_and_line_and_is_reported(page, capsys
     # The same above the cell that is watched.
     assert command([page(MODEL, "1 / 0", TRAIN) + ":3"]) == 1
     out, err = capsys.readouterr()
-    assert 'File "page.ipynb, cell 2", line 1' in err and "0 steps watched, then ZeroDivisionError" in out
+    assert (
+        'File "page.ipynb, cell 2", line 1' in err
+        and "0 steps watched, then ZeroDivisionError" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,12 @@ def attached(shell) -> tuple:
     import torch
 
     model, optimizer = shell.user_ns["model"], shell.user_ns["optimizer"]
-    hooks = [len(d) for m in model.modules() for k, d in vars(m).items() if k.endswith("_hooks") and d is not None]
+    hooks = [
+        len(d)
+        for m in model.modules()
+        for k, d in vars(m).items()
+        if k.endswith("_hooks") and d is not None
+    ]
     mode = torch._C._len_torch_function_stack()
     functions = (
         torch.autograd.backward,
@@ -228,7 +242,10 @@ def test_the_report_comes_under_the_cell_which_runs_as_ever(shell, run):
 
 def test_an_error_or_an_interrupt_ends_the_cell_as_ever(shell, run):
     before = attached(shell)
-    for raised, told in (("KeyboardInterrupt", "interrupted"), ("ZeroDivisionError", "ZeroDivisionError")):
+    for raised, told in (
+        ("KeyboardInterrupt", "interrupted"),
+        ("ZeroDivisionError", "ZeroDivisionError"),
+    ):
         result, said, shown = run(f"%%doctor\n{TRAIN}\n    if step == 3:\n        raise {raised}")
         assert type(result.error_in_exec).__name__ == raised and raised in said
         assert result.error_in_exec.__traceback__ is not None
@@ -269,10 +286,15 @@ def test_options(shell, run):
         "--steps '",
     ):
         result, said, shown = run(f"%%doctor {wrong}\nnot_run = 1")
-        assert said.startswith("UsageError: %%doctor: ") and len(said.strip().splitlines()) == 1, said
+        assert said.startswith("UsageError: %%doctor: ") and len(said.strip().splitlines()) == 1, (
+            said
+        )
         assert "not_run" not in shell.user_ns and not shown
     _, _, shown = run("%%doctor\nx = 1")
-    assert "nothing was watched" in shown[0]["text/plain"] and len(shown[0]["text/plain"].splitlines()) == 1
+    assert (
+        "nothing was watched" in shown[0]["text/plain"]
+        and len(shown[0]["text/plain"].splitlines()) == 1
+    )
 
 
 def test_loading_twice_and_unloading(shell, run):

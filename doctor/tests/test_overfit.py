@@ -1,4 +1,6 @@
-"""One batch by heart: batches that are drawn and batches of a DataLoader are held, others are noticed."""
+"""One batch by heart: batches that are drawn and batches of a DataLoader are held, others are
+noticed.
+"""
 
 import random
 
@@ -33,7 +35,9 @@ ONE_LOADER = LOADER.replace(
 DRAWN = "for n in range(500):\n    at = torch.randint(0, 512, (8,)); train(x[at], y[at])\n"
 BY_PYTHON = "for n in range(500):\n    at = random.sample(range(512), 8); train(x[at], y[at])\n"
 IN_ORDER = "for n in range(60):\n    train(x[8 * n : 8 * n + 8], y[8 * n : 8 * n + 8])\n"
-FROZEN = DRAWN.replace("for n", "for p in model[0].parameters(): p.data.zero_()\nmodel[0].requires_grad_(False)\nfor n")
+FROZEN = DRAWN.replace(
+    "for n", "for p in model[0].parameters(): p.data.zero_()\nmodel[0].requires_grad_(False)\nfor n"
+)
 CASES = {
     "a loader": (ONE_LOADER, 0, "by heart"),
     "drawn": (DRAWN, 0, "by heart"),
@@ -50,7 +54,11 @@ def test_by_heart(tmp_path, capsys, name):
     (tmp_path / "train.py").write_text(HEAD + program)
     assert script.command(["--overfit", str(tmp_path / "train.py")]) == code
     out = capsys.readouterr().out
-    assert said in out and ("cannot prove" in out) == (code == 0) and ("Possible causes" in out) == (code == 1)
+    assert (
+        said in out
+        and ("cannot prove" in out) == (code == 0)
+        and ("Possible causes" in out) == (code == 1)
+    )
 
 
 def test_everything_is_put_back():
@@ -65,5 +73,9 @@ def test_everything_is_put_back():
             optimizer.step()
 
     held = overfit.learn(run, 5)
-    assert held.steps == 5 and held.same and (DataLoader.__iter__, torch.autograd.backward) == before[:2]
+    assert (
+        held.steps == 5
+        and held.same
+        and (DataLoader.__iter__, torch.autograd.backward) == before[:2]
+    )
     assert not torch.equal(*[batch[0] for batch in loader][:2])

@@ -123,7 +123,10 @@ CASES = {
     "stepped-before-backward": (GAN, []),
     "graph-carried-on": (CARRIED + STEP, ["state = state.detach()"]),
     "changed-in-place": (GATE + STEP, ["gate was changed in place"]),
-    "changed-in-place, beside a tensor of inference_mode": (SEEN + GATE + STEP, ["gate was changed in place"]),
+    "changed-in-place, beside a tensor of inference_mode": (
+        SEEN + GATE + STEP,
+        ["gate was changed in place"],
+    ),
     "changed-in-place, an input": (INPUT + STEP, ["x was changed in place"]),
     "changed-in-place/somewhere": (INSIDE + STEP, []),
     "id-outside-table, after the watched steps": (TABLE + STEP, ["12", "10 rows"]),

@@ -1,4 +1,6 @@
-"""The report in a terminal, in Jupyter, as JSON and as an exception; and one that has nothing to report says so."""
+"""The report in a terminal, in Jupyter, as JSON and as an exception; and one that has nothing to
+report says so.
+"""
 
 import json
 import warnings
@@ -21,16 +23,32 @@ def made(*findings) -> Report:
 
 
 def finding(check, severity, because=""):
-    return Finding(check, f"name-{check}", severity, "<nan>", "finite", f"Cause {check}.", f"Fix {check}.", because)
+    return Finding(
+        check,
+        f"name-{check}",
+        severity,
+        "<nan>",
+        "finite",
+        f"Cause {check}.",
+        f"Fix {check}.",
+        because,
+    )
 
 
-FULL = made(finding("N4", ERROR), finding("N5", WARN, "N4"), finding("S9", WARN), finding("F6", NOTE))
+FULL = made(
+    finding("N4", ERROR), finding("N5", WARN, "N4"), finding("S9", WARN), finding("F6", NOTE)
+)
 
 
 def test_plain_text():
     text = str(FULL)
     assert text.startswith("doctor, 3 steps watched: 1 ERROR, 1 WARN, 1 NOTE; 1 checks passed")
-    assert text.index("ERROR N4") < text.index("follows: N5") < text.index("WARN S9") < text.index("NOTE F6")
+    assert (
+        text.index("ERROR N4")
+        < text.index("follows: N5")
+        < text.index("WARN S9")
+        < text.index("NOTE F6")
+    )
     assert "cause: Cause N4." in text and "fix: Fix N4." in text and "Cause N5" not in text
 
 
@@ -42,7 +60,9 @@ def test_jupyter():
 
 def test_json():
     read = json.loads(FULL.json(), parse_constant=lambda name: pytest.fail(name))
-    assert [f["check"] for f in read["findings"]] == ["N4", "N5", "S9", "F6"] and read["rounds"] == 3
+    assert [f["check"] for f in read["findings"]] == ["N4", "N5", "S9", "F6"] and read[
+        "rounds"
+    ] == 3
     assert not read["healthy"] and json.loads(made().json())["healthy"]
 
 
@@ -56,7 +76,10 @@ def test_raise_for_errors():
 def test_nothing_watched_is_said():
     with doctor.watch(torch.nn.Linear(2, 2)) as report:
         assert "still watching" in str(report)
-    assert "nothing was watched" in str(report) and "nothing was watched" in report._repr_mimebundle_()["text/html"]
+    assert (
+        "nothing was watched" in str(report)
+        and "nothing was watched" in report._repr_mimebundle_()["text/html"]
+    )
     assert not json.loads(report.json())["healthy"]
 
 
@@ -90,5 +113,7 @@ def test_after_a_fault_in_watching_no_check_says_ok(monkeypatch):
 
 def test_an_option_that_does_not_exist_is_named():
     model = loops.lm(hidden=32)
-    with pytest.raises(TypeError, match="tokeniser = 3: no such option; allowed are tokenizer, untied"):
+    with pytest.raises(
+        TypeError, match="tokeniser = 3: no such option; allowed are tokenizer, untied"
+    ):
         doctor.preflight(model, lambda: None, tokeniser=3)

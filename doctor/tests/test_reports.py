@@ -1,4 +1,6 @@
-"""Reports as files: nothing from outside, no script, everything escaped, and the numbers of the run in the pictures."""
+"""Reports as files: nothing from outside, no script, everything escaped, and the numbers of the run
+in the pictures.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -55,8 +57,15 @@ def trained(steps: int = 5):
 
 def evil():
     report = made(finding("N4", ERROR)._replace(observed=EVIL, diagnosis=EVIL, fix=EVIL, name=EVIL))
-    report.ignored, report.faults, report.exception = [(finding("S9", WARN), EVIL)], [EVIL], RuntimeError(EVIL)
-    report.record = {"curves": {EVIL: [1.0, float("nan"), float("inf"), 2.0]}, "tensors": {EVIL: [0.0], "b": [1.0]}}
+    report.ignored, report.faults, report.exception = (
+        [(finding("S9", WARN), EVIL)],
+        [EVIL],
+        RuntimeError(EVIL),
+    )
+    report.record = {
+        "curves": {EVIL: [1.0, float("nan"), float("inf"), 2.0]},
+        "tensors": {EVIL: [0.0], "b": [1.0]},
+    }
     return report
 
 
@@ -64,7 +73,9 @@ def evil():
 def test_a_page_needs_nothing_and_runs_nothing(make):
     report = make()
     page = Page(report.html())
-    assert not page.stack and not {"script", "link", "img", "iframe", "object", "a"} & set(page.tags)
+    assert not page.stack and not {"script", "link", "img", "iframe", "object", "a"} & set(
+        page.tags
+    )
     names = {name for name, _ in page.attributes}
     assert not {n for n in names if n.startswith("on")} | (names & {"src", "href"}), names
     assert all(f.fix in page.text for f in report.findings if not f.because)
@@ -78,7 +89,9 @@ def test_the_pictures_show_the_run():
     points = re.search("points='([^']*)'", text).group(1).split()
     losses = report.record["curves"]["loss"]
     heights = [float(p.split(",")[1]) for p in points]
-    assert len(points) == 5 and sorted(range(5), key=lambda i: -losses[i]) == sorted(range(5), key=lambda i: heights[i])
+    assert len(points) == 5 and sorted(range(5), key=lambda i: -losses[i]) == sorted(
+        range(5), key=lambda i: heights[i]
+    )
     assert [len(v) for v in report.record["tensors"].values()] == [5] * 4 and "0.weight" in text
 
 
@@ -91,7 +104,11 @@ def test_markdown_means_nothing_but_itself():
 def test_junit_fails_for_errors_alone():
     suite = ElementTree.fromstring(FULL.junit())
     failed = [case.get("name") for case in suite if case.find("failure") is not None]
-    assert failed == ["N4 name-N4"] and suite.get("failures") == "1" and suite.get("tests") == str(len(suite))
+    assert (
+        failed == ["N4 name-N4"]
+        and suite.get("failures") == "1"
+        and suite.get("tests") == str(len(suite))
+    )
     names = [case.get("name").split()[0] for case in suite]
     assert {"N5", "S9", "F6", "S2"} <= set(names), "what warned and what passed is there as well"
     broken = ElementTree.fromstring(evil().junit())
@@ -105,7 +122,11 @@ def test_annotations_are_one_line_each():
     lines = evil().annotations("a,b:c.py").splitlines()
     assert len(lines) == 3 and all(line.startswith(("::error ", "::notice ")) for line in lines)
     assert "file=a%2Cb%3Ac.py" in lines[0] and "%25" in lines[1] and "%0A::error" in lines[1]
-    assert [line.split(" ")[0] for line in FULL.annotations().splitlines()] == ["::error", "::warning", "::notice"]
+    assert [line.split(" ")[0] for line in FULL.annotations().splitlines()] == [
+        "::error",
+        "::warning",
+        "::notice",
+    ]
     assert set(reports.LEVELS) == {ERROR, WARN, NOTE}
 
 

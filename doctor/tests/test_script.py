@@ -1,4 +1,6 @@
-"""`loopdoctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes tell apart."""
+"""`loopdoctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes
+tell apart.
+"""
 
 import json
 import subprocess
@@ -65,15 +67,27 @@ def test_json_on_stdout_is_nothing_but_json(script):
     line = [sys.executable, "-m", "loopdoctor", str(script), "--json", "--", "frozen"]
     done = subprocess.run(line, capture_output=True, text=True)
     report = json.loads(done.stdout)
-    assert done.returncode == 1 and report["raised"].startswith("RuntimeError") and not report["healthy"]
+    assert (
+        done.returncode == 1
+        and report["raised"].startswith("RuntimeError")
+        and not report["healthy"]
+    )
     assert [f["check"] for f in report["findings"]][:1] == ["S1"]
-    assert "script speaks" in done.stderr and "Traceback" in done.stderr and "loopdoctor/script.py" not in done.stderr
+    assert (
+        "script speaks" in done.stderr
+        and "Traceback" in done.stderr
+        and "loopdoctor/script.py" not in done.stderr
+    )
 
 
 def test_a_function_alone(script, capsys):
     assert command([f"{script}:frozen"]) == 1
     said = capsys.readouterr().out
-    assert "script speaks helper [] script" in said and "ERROR S1" in said and "then RuntimeError" in said
+    assert (
+        "script speaks helper [] script" in said
+        and "ERROR S1" in said
+        and "then RuntimeError" in said
+    )
 
 
 def test_a_script_that_raises_is_diagnosed(script, capsys):
@@ -133,4 +147,6 @@ def test_help_says_how_to_pass_arguments_and_what_the_codes_mean(capsys):
     with pytest.raises(SystemExit) as left:
         command(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert left.value.code == 0 and "come last, after --" in said and "2: it could not be run" in said
+    assert (
+        left.value.code == 0 and "come last, after --" in said and "2: it could not be run" in said
+    )

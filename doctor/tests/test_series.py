@@ -72,14 +72,22 @@ def channels_first(s):
     return s[:, :-1].transpose(1, 2), s[:, 1:].transpose(1, 2)
 
 
-KINDS = {"attention": (Attention, next_one), "rnn": (Recurrent, next_one), "convolution": (Convolution, channels_first)}
+KINDS = {
+    "attention": (Attention, next_one),
+    "rnn": (Recurrent, next_one),
+    "convolution": (Convolution, channels_first),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forecaster_that_reads_its_answer_off(kind):
     model, pair = KINDS[kind]
     report = quiet(lambda: train(model(causal=False), pair))
-    assert report.root is not None and report.root.check == "F11" and "1 later" in report.root.diagnosis, f"\n{report}"
+    assert (
+        report.root is not None
+        and report.root.check == "F11"
+        and "1 later" in report.root.diagnosis
+    ), f"\n{report}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +113,10 @@ def test_targets_that_are_not_the_input_later_on(how):
     assert "F11" not in {f.check for f in report.findings}, f"\n{report}"
 
 
-BY_HAND = {"answer first": lambda a, y: (a - y).pow(2).mean(), "target first": lambda a, y: (y - a).abs().mean()}
+BY_HAND = {
+    "answer first": lambda a, y: (a - y).pow(2).mean(),
+    "target first": lambda a, y: (y - a).abs().mean(),
+}
 BY_HAND["a product"] = lambda a, y: ((d := a - y) * d).sum()
 
 

@@ -1,4 +1,6 @@
-"""The callback for the Hugging Face Trainer: accumulation, a custom loss, and a training that raises."""
+"""The callback for the Hugging Face Trainer: accumulation, a custom loss, and a training that
+raises.
+"""
 
 import pytest
 import torch
@@ -49,7 +51,9 @@ def seen(monkeypatch):
     return evidences
 
 
-@pytest.mark.parametrize("kind, accumulation", [(transformers.Trainer, 1), (transformers.Trainer, 2), (Custom, 2)])
+@pytest.mark.parametrize(
+    "kind, accumulation", [(transformers.Trainer, 1), (transformers.Trainer, 2), (Custom, 2)]
+)
 def test_a_training_is_seen(seen, tmp_path, kind, accumulation):
     run, callback = trainer(kind, tmp_path, accumulation)
     run.train()
@@ -65,7 +69,11 @@ def test_a_training_that_raises_leaves_nothing_behind(seen, tmp_path):
     run, callback = trainer(Failing, tmp_path)
     with pytest.raises(RuntimeError):
         run.train()
-    assert callback.report.done and callback.report.rounds == 2 and "on purpose" in str(callback.report.exception)
+    assert (
+        callback.report.done
+        and callback.report.rounds == 2
+        and "on purpose" in str(callback.report.exception)
+    )
     assert torch.autograd.backward is backward and callback.observer is None
 
 
@@ -79,11 +87,15 @@ def test_the_callback_can_train_twice(seen, tmp_path):
 
 @pytest.mark.parametrize("windows", [{}, {"at": [0, 2]}])
 def test_the_trainer_has_its_own_step_again(tmp_path, windows):
-    run, callback = trainer(transformers.Trainer, tmp_path, steps=1, severity={"N5": "info"}, **windows)
+    run, callback = trainer(
+        transformers.Trainer, tmp_path, steps=1, severity={"N5": "info"}, **windows
+    )
     seen = []
     run.add_callback(looking(lambda: seen.append("training_step" in vars(run))))
     run.train()
-    assert seen[0] and seen[-1] == bool(windows), "it is needed for as long as something may be watched"
+    assert seen[0] and seen[-1] == bool(windows), (
+        "it is needed for as long as something may be watched"
+    )
     assert "training_step" not in vars(run) and callback.report.done and not callback.report.faults
     assert [w.first for w in callback.report.windows] == ([0, 2] if windows else [])
 

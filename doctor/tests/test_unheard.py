@@ -24,7 +24,11 @@ WORDS = 32
 class Model(nn.Module):
     def __init__(self, told):
         super().__init__()
-        self.table, self.mix, self.head = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, WORDS)
+        self.table, self.mix, self.head = (
+            nn.Embedding(WORDS, 8),
+            nn.GRU(8, 8, batch_first=True),
+            nn.Linear(8, WORDS),
+        )
         self.told = told
 
     def forward(self, ids):

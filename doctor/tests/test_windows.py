@@ -1,4 +1,6 @@
-"""A watch that stays on: what it finds late, that it leaves nothing behind between windows, what it costs there."""
+"""A watch that stays on: what it finds late, that it leaves nothing behind between windows, what it
+costs there.
+"""
 
 import copy
 import gc
@@ -50,8 +52,14 @@ def test_a_late_fault_is_found_with_its_steps():
     model, optimizer = net()
     with doctor.watch(steps=4, at=[0, 20, 40], say=False) as report:
         loop(model, optimizer, 60, freeze_at(optimizer, 30))
-    assert [(w.first, w.rounds) for w in report.windows] == [(0, 4), (20, 4), (40, 4)] and not report.faults
-    assert report.root.check == "N11" and report.root.observed.startswith("steps 41 to 44: "), str(report)
+    assert [(w.first, w.rounds) for w in report.windows] == [
+        (0, 4),
+        (20, 4),
+        (40, 4),
+    ] and not report.faults
+    assert report.root.check == "N11" and report.root.observed.startswith("steps 41 to 44: "), str(
+        report
+    )
     assert report.rounds == 12 and "in 3 windows" in str(report)
     assert not [f for w in report.windows[:2] for f in w.findings if f.severity != NOTE]
 
@@ -72,7 +80,9 @@ def test_a_healthy_run_stays_silent_and_every_bit_is_the_same(given, kind):
     report = watched[3]
     assert plain[0] == watched[0] and torch.equal(plain[2], watched[2])
     assert all(torch.equal(a, b) for a, b in zip(plain[1].values(), watched[1].values()))
-    assert [w.first for w in report.windows] == [0, 10, 20, 30, 40, 50], "2 falls into a window that is open"
+    assert [w.first for w in report.windows] == [0, 10, 20, 30, 40, 50], (
+        "2 falls into a window that is open"
+    )
     assert not report.faults and not [f for f in report.findings if f.severity != NOTE], str(report)
 
 
@@ -82,15 +92,28 @@ def test_between_windows_there_is_one_counter_and_nothing_else():
     clean, attached, seen = world()[:-1], hooks(), []
 
     def look(n):
-        ours = [h for h in torch_optimizer._global_optimizer_post_hooks.values() if "windows" in h.__module__]
-        seen.append((world()[:-1] == clean, hooks() - attached - len(ours), len(ours), bool(model._forward_hooks)))
+        ours = [
+            h
+            for h in torch_optimizer._global_optimizer_post_hooks.values()
+            if "windows" in h.__module__
+        ]
+        seen.append(
+            (
+                world()[:-1] == clean,
+                hooks() - attached - len(ours),
+                len(ours),
+                bool(model._forward_hooks),
+            )
+        )
 
     with doctor.watch(steps=3, at=[5, 15], say=False) as report:
         loop(model, optimizer, 25, look)
     assert world()[:-1] == clean and hooks() == attached, "nothing is left"
     assert all(same == (more == 0) and not (same and hooked) for same, more, _, hooked in seen)
     inside = [n for n, (same, *_) in enumerate(seen) if not same]
-    assert inside == [*range(5, 9), *range(15, 19)], "a window ends with the first backward after its steps"
+    assert inside == [*range(5, 9), *range(15, 19)], (
+        "a window ends with the first backward after its steps"
+    )
     assert all(ours == 1 for _, _, ours, _ in seen) and report.rounds == 6
 
 
@@ -104,7 +127,9 @@ def test_two_networks_that_take_turns():
             two.zero_grad()
             real, made = torch.randn(16, 8) + 1, maker(torch.randn(16, 4))
             score = torch.cat([judge(real), judge(made.detach())])
-            F.binary_cross_entropy_with_logits(score, torch.cat([torch.ones(16, 1), torch.zeros(16, 1)])).backward()
+            F.binary_cross_entropy_with_logits(
+                score, torch.cat([torch.ones(16, 1), torch.zeros(16, 1)])
+            ).backward()
             two.step()
             one.zero_grad()
             F.binary_cross_entropy_with_logits(judge(made), torch.ones(16, 1)).backward()
@@ -130,19 +155,29 @@ def test_memory_is_bounded():
         loop(model, optimizer, 10_000, look)
     assert report.rounds == 40 * 2 and len(report.windows) == 16 and not report.faults
     (objects, tensors, text), (objects_later, tensors_later, text_later) = sizes
-    assert objects_later < objects + 500 and tensors_later <= tensors and text_later < 1.05 * text, sizes
+    assert (
+        objects_later < objects + 500 and tensors_later <= tensors and text_later < 1.05 * text
+    ), sizes
 
 
 def torch_bytes() -> int:
-    """Of all that is alive: also what the tests before this one left, such as a sparse graph, which has no storage."""
-    alive = (x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided)
+    """Of all that is alive: also what the tests before this one left, such as a sparse graph, which
+    has no storage.
+    """
+    alive = (
+        x
+        for x in gc.get_objects()
+        if type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided
+    )
     return sum(x.untyped_storage().nbytes() for x in alive)
 
 
 @pytest.mark.slow
 def test_outside_a_window_it_costs_next_to_nothing():
-    """All that runs between windows is the counter (see above), so its share of a tiny step is the cost. Taken in turns
-    over 10,000 steps, the least of each: other programs on the machine make the mean of either uncertain by more."""
+    """All that runs between windows is the counter (see above), so its share of a tiny step is the
+    cost. Taken in turns over 10,000 steps, the least of each: other programs on the machine make
+    the mean of either uncertain by more.
+    """
     model, optimizer = net()
     step, counter = math.inf, math.inf
     with doctor.watch(at=[10**9], say=False):
@@ -155,7 +190,9 @@ def test_outside_a_window_it_costs_next_to_nothing():
             for _ in range(100):
                 count(optimizer, (), {})
             counter = min(counter, (time.process_time() - begun) / 100)
-    print(f"outside a window: {1e6 * counter:.2f} of {1e6 * step:.0f} microseconds, {counter / step:.2%}")
+    print(
+        f"outside a window: {1e6 * counter:.2f} of {1e6 * step:.0f} microseconds, {counter / step:.2%}"
+    )
     assert counter < 0.01 * step
 
 
@@ -187,7 +224,7 @@ def test_a_run_that_raises_between_windows():
     assert report.done and report.rounds == 2 and "on purpose" in str(report.exception)
 
 
-# ------------------------------------------------------------------------------------------------ the first NaN
+# ------------------------------------------------------------------------------------ the first NaN
 class Divides(nn.Module):
     """Divides by the spread of each row, which is 0 for rows that are all alike."""
 
@@ -210,10 +247,13 @@ def test_a_nan_is_traced_to_its_module_and_what_went_in(when):
             model(torch.randn(16, 8)).square().mean().backward()
             optimizer.step()
     assert report.root.check == "F5", str(report)
-    assert "output of 2 (Divides, float32), into which went (16, 8) from 0.462 to 0.462" in report.root.observed
+    assert (
+        "output of 2 (Divides, float32), into which went (16, 8) from 0.462 to 0.462"
+        in report.root.observed
+    )
 
 
-# ------------------------------------------------------------------------------------------------ a healthy run
+# ------------------------------------------------------------------------------------ a healthy run
 def reported(change=None, **watch):
     model, optimizer = net()
     if change:
@@ -244,11 +284,19 @@ def another(model, optimizer):
 
 def test_what_changed_first_against_a_healthy_run(tmp_path):
     healthy = saved(tmp_path, reported())
-    assert record.compare(reported(), healthy) == ["no difference in 6 steps beyond 1e-06 of a number"]
-    assert "step 1: the learning rate is 0.2, and was 0.05" in record.compare(reported(wider), healthy)[0]
+    assert record.compare(reported(), healthy) == [
+        "no difference in 6 steps beyond 1e-06 of a number"
+    ]
+    assert (
+        "step 1: the learning rate is 0.2, and was 0.05"
+        in record.compare(reported(wider), healthy)[0]
+    )
     assert "step 1: the loss is " in record.compare(reported(other_weights), healthy)[0]
     said = record.compare(reported(another), healthy)
-    assert said[0].startswith("set-up: trainable is 3 tensors") and "step 1: the gradient norm of" not in said[0]
+    assert (
+        said[0].startswith("set-up: trainable is 3 tensors")
+        and "step 1: the gradient norm of" not in said[0]
+    )
 
 
 def test_the_first_window_that_differs_is_named(tmp_path):
@@ -260,7 +308,9 @@ def test_the_first_window_that_differs_is_named(tmp_path):
 
     said = record.compare(reported(late, **windows), healthy)
     assert said[0] == "first difference: step 22: the learning rate is 0, and was 0.05"
-    assert record.compare(reported(), saved(tmp_path, reported(steps=4, at=[20])))[0].startswith("no window")
+    assert record.compare(reported(), saved(tmp_path, reported(steps=4, at=[20])))[0].startswith(
+        "no window"
+    )
 
 
 def test_numbers_that_json_does_not_have_come_back(tmp_path):
@@ -270,7 +320,9 @@ def test_numbers_that_json_does_not_have_come_back(tmp_path):
     ((_, read),) = saved(tmp_path, report)
     assert str(read["curves"]["loss"][3]) == "nan"
     said = record.compare(reported(), [(0, read)])
-    assert said[0].startswith("first difference: step 4: the loss is ") and said[0].endswith("and was nan")
+    assert said[0].startswith("first difference: step 4: the loss is ") and said[0].endswith(
+        "and was nan"
+    )
 
 
 def test_the_command_compares(tmp_path, monkeypatch, capsys):
@@ -286,7 +338,10 @@ def test_the_command_compares(tmp_path, monkeypatch, capsys):
     (tmp_path / "healthy.json").write_text(text)
     line = ["train.py", "--baseline", "healthy.json", "--steps", "3", "--every", "10", "--", "0.2"]
     assert script.command(line) == 0
-    assert "against the baseline: first difference: step 1: the learning rate is 0.2" in capsys.readouterr().out
+    assert (
+        "against the baseline: first difference: step 1: the learning rate is 0.2"
+        in capsys.readouterr().out
+    )
     assert script.command(["train.py", "--every", "10", "--", "0.1"]) == 2
     (tmp_path / "healthy.json").write_text("{}")
     assert script.command(line) == 2

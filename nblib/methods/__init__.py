@@ -1,1 +1,4 @@
-"""One training method per file; none imports another unless it openly builds on it."""
+"""One folder per training method, each whole: `from nblib.methods import lrc`.
+
+None imports another but by name.
+"""

@@ -1,9 +1,12 @@
-"""An update of low rank as a PEFT LoRA folder, `adapter_config.json` and `adapter_model.safetensors`.
+"""An update of low rank as a PEFT LoRA folder, `adapter_config.json` and
+`adapter_model.safetensors`.
 
-    y = W x + scale * up (down x)        PEFT: y = W x + alpha / r * B (A x), with a rank and an alpha for each layer
+    y = W x + scale * up (down x)
+    PEFT: y = W x + alpha / r * B (A x), with a rank and an alpha for each layer
 
-`PeftModel.from_pretrained(base, folder)` then computes the same. Both methods whose result is such an update leave by
-this door: ARD-LoRA with its means (ard_run.export_peft), LRC with its correction (lessons/lrc_export.py).
+`PeftModel.from_pretrained(base, folder)` then computes the same. Both methods whose result is such
+an update leave by this door: ARD-LoRA with its means (ard_run.export_peft), LRC with its correction
+(nblib/methods/lrc/export.py).
 
 Footgun: only what PEFT knows travels. Noise, priors and rounding stay behind.
 """
@@ -25,13 +28,17 @@ class Factors(NamedTuple):
     scale: float = 1.0
 
 
-def save(factors: dict[str, Factors], folder: Path | str, *, base: str | None, transposed: bool = False) -> Path:
-    """A PEFT LoRA folder for layers by name. `base` is the name or folder of the model that it belongs to,
-    `transposed` says that its layers are GPT-2's Conv1D."""
+def save(
+    factors: dict[str, Factors], folder: Path | str, *, base: str | None, transposed: bool = False
+) -> Path:
+    """Return A PEFT LoRA folder for layers by name. `base` is the name or folder of the model that
+    it belongs to, `transposed` says that its layers are GPT-2's Conv1D.
+    """
     from peft import LoraConfig
 
     ranks = {name: len(f.down) for name, f in factors.items()}
-    alphas = {name: f.scale * ranks[name] for name, f in factors.items()}  # PEFT divides by the rank of each layer
+    # PEFT divides by the rank of each layer
+    alphas = {name: f.scale * ranks[name] for name, f in factors.items()}
     config = LoraConfig(
         r=max(ranks.values()),
         lora_alpha=max(alphas.values()),
@@ -54,4 +61,8 @@ def save(factors: dict[str, Factors], folder: Path | str, *, base: str | None, t
 
 def write(path: Path, state: dict[str, Tensor]) -> None:
     with files.replacing(path) as partial:
-        save_file({n: t.detach().cpu().contiguous() for n, t in state.items()}, partial, metadata={"format": "pt"})
+        save_file(
+            {n: t.detach().cpu().contiguous() for n, t in state.items()},
+            partial,
+            metadata={"format": "pt"},
+        )

@@ -1,4 +1,5 @@
-"""What notebook 11 watches in a run of ARD-LoRA: latents, gradients of each term, relevance in words, next tokens.
+"""What notebook 11 watches in a run of ARD-LoRA: latents, gradients of each term, relevance in
+words, next tokens.
 
     statistics      log-variances and KL per layer, over the real tokens
     latents         mean and log-variance of every adapter, for a scatter of two ranks
@@ -6,7 +7,8 @@
     predictions     what the model would say next after the same prompts
     table           how relevant each layer is, by each measure
 
-Footgun: a probe that zeroes gradients in the loop also deletes those of the micro-batches before it.
+Footgun: a probe that zeroes gradients in the loop also deletes those of the micro-batches before
+it.
 """
 
 from collections.abc import Iterable
@@ -14,14 +16,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from lessons import ard_ranks
 from nblib import losses, runtime, wiring
 from nblib.losses import Batch, Loss
-from nblib.methods.ard import adapters, divergence, passes
+from nblib.methods.ard import adapters, divergence, passes, ranks
 
 
-def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> list[dict]:
-    """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token.
+def statistics(
+    model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
+) -> list[dict]:
+    """Return A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the
+    mean, KL in nats a token.
 
     A deterministic adapter has no log-variance (None), and the loss asks no KL of it (0).
     """
@@ -38,16 +42,25 @@ def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.M
 def latents(
     model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and log-variance (tokens, r) of every adapter over the real tokens, for a scatter of two ranks."""
+    """Mean and log-variance (tokens, r) of every adapter over the real tokens, for a scatter of two
+    ranks.
+    """
     parts: dict[str, list] = {name: [] for name in adapters(model)}
     for seen, mask in passes(model, batches, machine=machine):
         for name, calls in seen.items():
-            parts[name] += [[x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls]
-    return {name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in parts.items()}
+            parts[name] += [
+                [x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls
+            ]
+    return {
+        name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in parts.items()
+    }
 
 
-def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None) -> list[dict]:
-    """A row per adapter: gradient norm of each loss term and of their sum, per supervised token.
+def gradient_norms(
+    model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None
+) -> list[dict]:
+    """Return A row per adapter: gradient norm of each loss term and of their sum, per supervised
+    token.
 
     `.grad` and the random generators stay as they are, so it may be called between any two steps.
     """
@@ -55,19 +68,37 @@ def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runti
     tokens = losses.supervised(batch["labels"])
     try:
         # a compiled block gives its graph away in the first backward pass, and each term needs it
-        with machine.autocast() if machine else torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-            terms = {name: term / tokens for name, term in loss(model, batch).items() if term.requires_grad}
+        with (
+            machine.autocast() if machine else torch.enable_grad(),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            terms = {
+                name: term / tokens
+                for name, term in loss(model, batch).items()
+                if term.requires_grad
+            }
         gradients = {}
         for name, term in terms.items():
-            grads = torch.autograd.grad(term, list(params.values()), retain_graph=True, allow_unused=True)
-            gradients[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
+            grads = torch.autograd.grad(
+                term, list(params.values()), retain_graph=True, allow_unused=True
+            )
+            gradients[name] = {
+                n: torch.zeros_like(p) if g is None else g
+                for (n, p), g in zip(params.items(), grads)
+            }
     finally:
         runtime.set_generators(before)
     rows = []
     for layer, adapter in adapters(model).items():
         own = [f"{layer}.{p}" for p, _ in adapter.named_parameters(recurse=False)]
         norms = {name: _norm(grads[p] for p in own) for name, grads in gradients.items()}
-        rows.append({"layer": layer, **norms, "total": _norm(sum(g[p] for g in gradients.values()) for p in own)})
+        rows.append(
+            {
+                "layer": layer,
+                **norms,
+                "total": _norm(sum(g[p] for g in gradients.values()) for p in own),
+            }
+        )
     return rows
 
 
@@ -77,13 +108,19 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 @torch.no_grad()
 def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3) -> list[dict]:
-    """What the model would say next, with its probability: the same prompts at every epoch show what changes."""
+    """Return what the model would say next, with its probability: the same prompts at every epoch
+    show what changes.
+    """
     rows, device = [], next(model.parameters()).device
     with wiring.evaluating(model):
         for prompt in prompts:
-            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+            ids = torch.tensor(
+                [tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device
+            )
             if not ids.numel():
-                raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
+                raise ValueError(
+                    f"prompts: {prompt!r} has no token, so there is nothing to go on from"
+                )
             best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
             row = {"prompt": prompt}
             for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
@@ -93,14 +130,22 @@ def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3
 
 
 def table(model: nn.Module, *, thresholds: tuple[float, float] = (0.01, 0.1)) -> list[dict]:
-    """A row per layer: mean prior variance and its word, ranks per word, and the share of each measure it holds."""
-    scores = {by: ard_ranks.relevance(model, by=by) for by in ard_ranks.MEASURES}
-    totals = {by: float(sum(s.sum() for s in scores[by].values())) or 1.0 for by in ard_ranks.MEASURES}
+    """Return A row per layer: mean prior variance and its word, ranks per word, and the share of
+    each measure it holds.
+    """
+    scores = {by: ranks.relevance(model, by=by) for by in ranks.MEASURES}
+    totals = {by: float(sum(s.sum() for s in scores[by].values())) or 1.0 for by in ranks.MEASURES}
     rows = []
     for name, v in scores["variance"].items():
-        words = [ard_ranks.grade(x, thresholds) for x in v.tolist()]
+        words = [ranks.grade(x, thresholds) for x in v.tolist()]
         row = {"layer": name, "ranks": len(v), "mean variance": float(v.mean())}
-        row |= {"relevance": ard_ranks.grade(float(v.mean()), thresholds)}
+        row |= {"relevance": ranks.grade(float(v.mean()), thresholds)}
         row |= {word: words.count(word) for word in ("High", "Medium", "Low")}
-        rows.append(row | {f"share of {by}": float(scores[by][name].sum()) / totals[by] for by in ard_ranks.MEASURES})
+        rows.append(
+            row
+            | {
+                f"share of {by}": float(scores[by][name].sum()) / totals[by]
+                for by in ranks.MEASURES
+            }
+        )
     return rows

@@ -1,9 +1,11 @@
-"""A compile cache that a killed run has damaged: find the libraries without their end, and delete them.
+"""A compile cache that a killed run has damaged: find the libraries without their end, and delete
+them.
 
     compile_cache.repair()    the next run builds those again
 
-Inductor renames its Python files and pickles into place. But the linker writes the library under its final name, and
-later runs only ask whether it exists. A library whose linker was killed stays, and every later run fails on it (P23).
+Inductor renames its Python files and pickles into place. But the linker writes the library under
+its final name, and later runs only ask whether it exists. A library whose linker was killed stays,
+and every later run fails on it (P23).
 
 Footgun: not while another run compiles: a library that is being linked looks the same.
 """
@@ -34,7 +36,9 @@ def repair(folder: Path | None = None) -> list[Path]:
 
 
 def _whole(path: Path) -> bool:
-    """The table of sections stands at the end of an ELF file, so a file without its end lacks part of it."""
+    """Return the table of sections stands at the end of an ELF file, so a file without its end
+    lacks part of it.
+    """
     with path.open("rb") as file:
         header = file.read(64)
     if len(header) < 64:

@@ -1,9 +1,11 @@
-"""Where a function falls out of the graph that torch.compile traces, and why: `graph_breaks.breaks(function, *inputs)`.
+"""Where a function falls out of the graph that torch.compile traces, and why:
+`graph_breaks.breaks(function, *inputs)`.
 
-Each break splits the graph in two and costs a return to Python. `torch._dynamo.explain` knows the reason of each and
-the stack of the user's code, of which the last line is what to change.
+Each break splits the graph in two and costs a return to Python. `torch._dynamo.explain` knows the
+reason of each and the stack of the user's code, of which the last line is what to change.
 
-Footgun: it forgets all that was compiled, before and after, so the next call of a compiled function compiles again.
+Footgun: it forgets all that was compiled, before and after, so the next call of a compiled function
+compiles again.
 """
 
 import logging
@@ -12,10 +14,13 @@ import torch
 
 
 def breaks(function, *args, **kwargs) -> dict:
-    """Where tracing falls out of the graph: number of graphs, of breaks, and the reason with its line for each."""
+    """Where tracing falls out of the graph: number of graphs, of breaks, and the reason with its
+    line for each.
+    """
     torch._dynamo.reset()
     logger = logging.getLogger("torch._dynamo")
-    level, _ = logger.level, logger.setLevel(logging.ERROR)  # it would also print each break, with its stack
+    # it would also print each break, with its stack
+    level, _ = logger.level, logger.setLevel(logging.ERROR)
     try:
         explained = torch._dynamo.explain(function)(*args, **kwargs)
     finally:

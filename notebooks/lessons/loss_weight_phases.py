@@ -1,9 +1,12 @@
-"""Where a router of two losses gives up on one of them: its weight at the end, over their ratio and the penalty.
+"""Where a router of two losses gives up on one of them: its weight at the end, over their ratio and
+the penalty.
 
-A `loss_weights.Router` is trained on two losses alone, without a model, once per cell. As it was published it collapses
-beyond the ratio (1 + penalty) / (1 - penalty); the other ways to normalise and to learn move or remove that line.
+A `loss_weights.Router` is trained on two losses alone, without a model, once per cell. As it was
+published it collapses beyond the ratio (1 + penalty) / (1 - penalty); the other ways to normalise
+and to learn move or remove that line.
 
-Footgun: a constant ratio is the easiest case. Let the losses fall differently (`falls`) before trusting a remedy.
+Footgun: a constant ratio is the easiest case. Let the losses fall differently (`falls`) before
+trusting a remedy.
 """
 
 import copy
@@ -12,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lessons.alone import alone
-from lessons.loss_weights import Router
+from lessons.single_process import alone
 from nblib import runtime
+from nblib.methods.distill.loss_weights import Router
 
 
 def phase_diagram(
@@ -27,10 +30,12 @@ def phase_diagram(
     seed: int = 0,
     **router,
 ) -> Tensor:
-    """Train a router per cell on two losses alone and return its w1 at the end, (ratios, penalties).
+    """Train a router per cell on two losses alone and return its w1 at the end, (ratios,
+    penalties).
 
-    The losses start at (ratio, 1) and fall by the factors exp(-falls) over the run. `router` takes its options. All
-    cells start from the same weights and run side by side under vmap; Adam works per element, so they do not meet.
+    The losses start at (ratio, 1) and fall by the factors exp(-falls) over the run. `router` takes
+    its options. All cells start from the same weights and run side by side under vmap; Adam works
+    per element, so they do not meet.
     """
     with runtime.seeded(seed):
         first = Router(("one", "two"), **router)
@@ -55,5 +60,6 @@ def phase_diagram(
         total.sum().backward()
         adam.step()
         weights_of_first.append(w1)
-    last = weights_of_first[-max(1, steps // 20) :]  # their mean, because the weight jitters at the kink
+    # their mean, because the weight jitters at the kink
+    last = weights_of_first[-max(1, steps // 20) :]
     return torch.stack(last).mean(0).view(len(ratios), len(penalties))

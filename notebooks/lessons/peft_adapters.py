@@ -1,18 +1,21 @@
-"""AdaLoRA and MonteCLoRA from peft in the plain loop, so that ARD-LoRA can be compared with them on equal terms.
+"""AdaLoRA and MonteCLoRA from peft in the plain loop, so that ARD-LoRA can be compared with them on
+equal terms.
 
-*AdaLoRA* (arXiv:2303.10512) starts with more ranks than it may keep and masks the least important ones on a schedule:
-it begins after `tinit` steps and ends `tfinal` steps before the end. It needs the gradients of the step just taken, so
-`allocate` runs it right after the optimizer's step, when they are still there. peft keeps how important each rank was
-in plain dicts, which no checkpoint holds; `allocate` keeps it in buffers, so that a run resumes where it stopped. peft
-adds the penalty that keeps its factors orthogonal to the loss that the model computes itself; a loop with a loss of its
-own must add it, and `adalora_loss` does.
+*AdaLoRA* (arXiv:2303.10512) starts with more ranks than it may keep and masks the least important
+ones on a schedule: it begins after `tinit` steps and ends `tfinal` steps before the end. It needs
+the gradients of the step just taken, so `allocate` runs it right after the optimizer's step, when
+they are still there. peft keeps how important each rank was in plain dicts, which no checkpoint
+holds; `allocate` keeps it in buffers, so that a run resumes where it stopped. peft adds the penalty
+that keeps its factors orthogonal to the loss that the model computes itself; a loop with a loss of
+its own must add it, and `adalora_loss` does.
 
-*MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples whose covariance is
-learned. Its divergence belongs to the last forward pass, and it draws in training mode only.
+*MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples
+whose covariance is learned. Its divergence belongs to the last forward pass, and it draws in
+training mode only.
 
-Footgun: MonteCLoRA fills a buffer of noise ahead. A forward pass that is recomputed, as under activation checkpointing,
-draws other noise. Its gradients are wrong, and nothing is raised (pitfall P57). After a forward pass in training mode
-it cannot be copied by `copy.deepcopy`.
+Footgun: MonteCLoRA fills a buffer of noise ahead. A forward pass that is recomputed, as under
+activation checkpointing, draws other noise. Its gradients are wrong, and nothing is raised (pitfall
+P57). After a forward pass in training mode it cannot be copied by `copy.deepcopy`.
 """
 
 import warnings
@@ -27,8 +30,12 @@ from nblib import losses, wiring
 from nblib.train import Batch, Terms
 
 
-def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iterable[str], steps: int) -> nn.Module:
-    """AdaLoRA of `rank` ranks per layer; after half the steps `keep` of them are left on average."""
+def adalora(
+    model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iterable[str], steps: int
+) -> nn.Module:
+    """AdaLoRA of `rank` ranks per layer; after half the steps `keep` of them are left on
+    average.
+    """
     from peft import AdaLoraConfig
 
     if not 1 <= keep <= rank:
@@ -41,7 +48,10 @@ def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iter
 
 
 def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
-    """Let AdaLoRA choose its ranks after every step of this optimizer. What it goes by is in buffers of the model."""
+    """Let AdaLoRA choose its ranks after every step of this optimizer.
+
+    What it goes by is in buffers of the model.
+    """
     inner = model.base_model
     allocator, config = inner.rankallocator, inner.peft_config[inner.trainable_adapter_name]
     factors = {name: p for name, p in inner.model.named_parameters() if ".lora_" in name}
@@ -50,16 +60,24 @@ def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
     model.register_buffer("adalora_averages", torch.zeros(2, sum(sizes), device=device))
 
     def remember(*_) -> None:
-        if not config.rank_pattern:  # what was masked before a resume is exactly zero, until the step
-            config.rank_pattern = {n: p.ne(0).flatten().tolist() for n, p in factors.items() if ".lora_E." in n}
+        # what was masked before a resume is exactly zero, until the step
+        if not config.rank_pattern:
+            config.rank_pattern = {
+                n: p.ne(0).flatten().tolist() for n, p in factors.items() if ".lora_E." in n
+            }
 
     def update(*_) -> None:
         model.adalora_step += 1
-        for kept, row in zip((allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages):
+        for kept, row in zip(
+            (allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages
+        ):
             kept |= {n: part.view_as(p) for (n, p), part in zip(factors.items(), row.split(sizes))}
-        allocator.ipt = dict(allocator.exp_avg_ipt)  # peft starts anew with what it does not find here
+        # peft starts anew with what it does not find here
+        allocator.ipt = dict(allocator.exp_avg_ipt)
         inner.update_and_allocate(int(model.adalora_step))
-        for kept, row in zip((allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages):
+        for kept, row in zip(
+            (allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages
+        ):
             if kept:  # peft forgets them once the ranks are final
                 row.copy_(torch.cat([kept[n].flatten() for n in factors]))
 
@@ -69,24 +87,38 @@ def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
 
 
 def orthogonality(model: nn.Module) -> Tensor:
-    """How far AdaLoRA's factors are from orthogonal ones: the mean Frobenius distance of their Gram matrices."""
-    factors = [(name, p) for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name]
+    """How far AdaLoRA's factors are from orthogonal ones: the mean Frobenius distance of their Gram
+    matrices.
+    """
+    factors = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    ]
     grams = [p @ p.T if ".lora_A." in name else p.T @ p for name, p in factors]
-    return sum((g - torch.eye(len(g), device=g.device, dtype=g.dtype)).norm() for g in grams) / len(grams)
+    return sum((g - torch.eye(len(g), device=g.device, dtype=g.dtype)).norm() for g in grams) / len(
+        grams
+    )
 
 
 def adalora_loss(model: nn.Module, batch: Batch, *, weight: float = 0.5) -> Terms:
     """Next-token loss and the penalty with the weight peft gives it."""
     tokens = losses.supervised(batch["labels"])
-    return losses.causal_lm(model, batch) | {"orthogonality": weight * tokens * orthogonality(model)}
+    return losses.causal_lm(model, batch) | {
+        "orthogonality": weight * tokens * orthogonality(model)
+    }
 
 
 def ranks_left(model: nn.Module) -> int:
     """Ranks that AdaLoRA has not masked, over all layers."""
-    return sum(int(p.detach().ne(0).sum()) for name, p in model.named_parameters() if ".lora_E." in name)
+    return sum(
+        int(p.detach().ne(0).sum()) for name, p in model.named_parameters() if ".lora_E." in name
+    )
 
 
-def monteclora(model: nn.Module, *, rank: int, alpha: float, kinds: Iterable[str], **noise) -> nn.Module:
+def monteclora(
+    model: nn.Module, *, rank: int, alpha: float, kinds: Iterable[str], **noise
+) -> nn.Module:
     """MonteCLoRA with peft's defaults; `noise` are options of its MontecloraConfig."""
     from peft import LoraConfig, MontecloraConfig
 
@@ -97,11 +129,16 @@ def monteclora(model: nn.Module, *, rank: int, alpha: float, kinds: Iterable[str
 def monteclora_loss(model: nn.Module, batch: Batch) -> Terms:
     """Next-token loss and the divergence, which is a number per token and already weighted."""
     terms = losses.causal_lm(model, batch)
-    return terms | {"kl": model.base_model._get_monteclora_loss() * losses.supervised(batch["labels"])}
+    return terms | {
+        "kl": model.base_model._get_monteclora_loss() * losses.supervised(batch["labels"])
+    }
 
 
 def drawing(model: nn.Module) -> AbstractContextManager:
-    """Let MonteCLoRA draw while something is measured: `sampling` of uncertainty.measure. Dropout would come along."""
+    """Let MonteCLoRA draw while something is measured: `sampling` of uncertainty.measure.
+
+    Dropout would come along.
+    """
     return wiring.in_mode(model, training=True)
 
 

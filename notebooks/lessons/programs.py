@@ -1,8 +1,10 @@
-"""Small training programs for the doctor and its peers to examine: five are ill (wrong), four are well (healthy).
+"""Small training programs for the doctor and its peers to examine: five are ill (wrong), four are
+well (healthy).
 
-Each is a model, an optimizer and a loss on a batch of token ids, as people write them; `train` is the loop around it.
-The ill ones raise nothing, and in most of them the loss falls. The well ones do something that looks alarming.
-`OF_KINDS` has programs without tokens: of each kind one with a fault that is common there, and the same one mended.
+Each is a model, an optimizer and a loss on a batch of token ids, as people write them; `train` is
+the loop around it. The ill ones raise nothing, and in most of them the loss falls. The well ones do
+something that looks alarming. `OF_KINDS` has programs without tokens: of each kind one with a fault
+that is common there, and the same one mended.
 
 Footgun: a program holds the state of its model. Make a new one for each examination.
 """
@@ -22,7 +24,9 @@ VOCABULARY = 256
 
 
 def batches(count: int, *, rows: int = 4, length: int = 32) -> list[Tensor]:
-    """Ids in which a token mostly follows from the one before it, so that there is something to learn."""
+    """Ids in which a token mostly follows from the one before it, so that there is something to
+    learn.
+    """
     generator = torch.Generator().manual_seed(0)
     follower = torch.randint(VOCABULARY, (VOCABULARY,), generator=generator)
     ids = torch.randint(VOCABULARY, (count, rows, length), generator=generator)
@@ -50,7 +54,7 @@ class Program(NamedTuple):
 
 
 def train(program: Program, steps: int) -> list[float]:
-    """The loop, and its losses."""
+    """Return the loop, and its losses."""
     losses = []
     for batch in program.batches(steps):
         program.optimizer.zero_grad()
@@ -63,18 +67,21 @@ def train(program: Program, steps: int) -> list[float]:
     return losses
 
 
-# ------------------------------------------------------------------------------------------------------------- ill
+# ---------------------------------------------------------------------------------------------- ill
 def adapters_cut_off() -> Program:
     """LoRA in blocks that are checkpointed the reentrant way, and a head that trains above them."""
     model = _lora(modules_to_save=["lm_head"])
-    # what peft and transformers do for you when checkpointing is enabled through them is missing here
+    # what peft and transformers do for you when checkpointing is enabled through them is missing
+    # here
     model.get_base_model().activation_checkpointing_enable({"use_reentrant": True})
     model.get_base_model().disable_input_require_grads()
     return _next_token(model, lr=1e-2)
 
 
 def labels_shifted_twice() -> Program:
-    """Inputs and targets cut by hand, as in a loop of one's own, and given to a model that shifts its labels itself."""
+    """Return inputs and targets cut by hand, as in a loop of one's own, and given to a model that
+    shifts its labels itself.
+    """
     model = models.tiny(VOCABULARY, hidden=64, layers=2)
 
     def loss(ids: Tensor) -> Tensor:
@@ -85,7 +92,7 @@ def labels_shifted_twice() -> Program:
 
 
 def updates_lost_in_bf16(lr: float = 1e-5) -> Program:
-    """The weights themselves in bf16, and the small rate of a fine-tuning."""
+    """Return the weights themselves in bf16, and the small rate of a fine-tuning."""
     return _next_token(models.tiny(VOCABULARY, hidden=64, layers=2).bfloat16(), lr=lr)
 
 
@@ -95,7 +102,7 @@ def teacher_in_train_mode() -> Program:
 
 
 def optimizer_made_too_early() -> Program:
-    """The head is replaced after the optimizer was made, which still holds the old one."""
+    """Return the head is replaced after the optimizer was made, which still holds the old one."""
     model = models.tiny(VOCABULARY, hidden=64, layers=2, tie_word_embeddings=False)
     optimizer = _adamw(model)
     model.lm_head = nn.Linear(64, VOCABULARY, bias=False)
@@ -110,42 +117,53 @@ def a_weight_overflowed() -> Program:
     return program
 
 
-# ------------------------------------------------------------------------------------------------------------ well
+# --------------------------------------------------------------------------------------------- well
 def warm_up_from_zero() -> Program:
-    """The first step has a rate of exactly zero and moves nothing."""
+    """Return the first step has a rate of exactly zero and moves nothing."""
     program = _next_token(models.tiny(VOCABULARY, hidden=64, layers=2))
     schedule = torch.optim.lr_scheduler.LambdaLR(program.optimizer, lambda step: min(1.0, step / 4))
     return program._replace(schedule=schedule)
 
 
 def second_factor_zero() -> Program:
-    """A fresh LoRA: B is zero, so the first step leaves every A without a gradient."""
+    """Return A fresh LoRA: B is zero, so the first step leaves every A without a gradient."""
     return _next_token(_lora(), lr=1e-2)
 
 
 def reference_without_gradients() -> Program:
-    """A frozen reference, checkpointed too and called under no_grad: torch warns that gradients will be None."""
+    """Return A frozen reference, checkpointed too and called under no_grad: torch warns that
+    gradients will be None.
+    """
     program = _distilled(training=False)
-    program.teacher.train()  # transformers checkpoints in train mode only; this teacher has no dropout
+    # transformers checkpoints in train mode only; this teacher has no dropout
+    program.teacher.train()
     program.teacher.activation_checkpointing_enable({"use_reentrant": True})
     return program
 
 
 def experts_not_yet_asked() -> Program:
-    """A mixture in which some experts get no token of these small batches, and so no gradient."""
-    return _next_token(models.tiny(VOCABULARY, family="qwen3_moe", hidden=32, layers=2, num_experts=32))
+    """Return A mixture in which some experts get no token of these small batches, and so no
+    gradient.
+    """
+    return _next_token(
+        models.tiny(VOCABULARY, family="qwen3_moe", hidden=32, layers=2, num_experts=32)
+    )
 
 
-# ------------------------------------------------------------------------- without tokens: a fault, and without it
+# ---------------------------------------------------------- without tokens: a fault, and without it
 def classification(mended: bool) -> Program:
-    """The model ends in a softmax, and the loss takes logits: it can never be sure, and learns slowly."""
+    """Return the model ends in a softmax, and the loss takes logits: it can never be sure, and
+    learns slowly.
+    """
     last = [] if mended else [nn.Softmax(-1)]
     model = nn.Sequential(*_layers(4), *last)
     return _of_pairs(model, lambda x, y: F.cross_entropy(model(x), y))
 
 
 def regression(mended: bool) -> Program:
-    """(32, 1) against (32,): every answer is compared with every target, and the model learns their mean."""
+    """(32, 1) against (32,): every answer is compared with every target, and the model learns their
+    mean.
+    """
     model = nn.Sequential(*_layers(1))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -156,14 +174,16 @@ def regression(mended: bool) -> Program:
 
 
 def several_labels(mended: bool) -> Program:
-    """A sigmoid in the model, and another one in the loss."""
+    """Return A sigmoid in the model, and another one in the loss."""
     last = [] if mended else [nn.Sigmoid()]
     model = nn.Sequential(*_layers(4), *last)
-    return _of_pairs(model, lambda x, y: F.binary_cross_entropy_with_logits(model(x), F.one_hot(y, 4).float()))
+    return _of_pairs(
+        model, lambda x, y: F.binary_cross_entropy_with_logits(model(x), F.one_hot(y, 4).float())
+    )
 
 
 def fine_tuning(mended: bool) -> Program:
-    """The first layer shall be frozen. The flag is misspelt, and Python takes any name."""
+    """Return the first layer shall be frozen. The flag is misspelt, and Python takes any name."""
     model = nn.Sequential(*_layers(4))
     for p in model[0].parameters():
         setattr(p, "requires_grad" if mended else "require_grad", False)
@@ -189,11 +209,16 @@ def branches(mended: bool) -> Program:
 
 def distillation(mended: bool) -> Program:
     """kl_div wants log-probabilities of the student and is given probabilities."""
-    student, teacher = nn.Sequential(*_layers(4)), nn.Sequential(*_layers(4)).requires_grad_(False).eval()
+    student, teacher = (
+        nn.Sequential(*_layers(4)),
+        nn.Sequential(*_layers(4)).requires_grad_(False).eval(),
+    )
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         own, target = student(x), teacher(x).softmax(-1)
-        return F.kl_div(own.log_softmax(-1) if mended else own.softmax(-1), target, reduction="batchmean")
+        return F.kl_div(
+            own.log_softmax(-1) if mended else own.softmax(-1), target, reduction="batchmean"
+        )
 
     return _of_pairs(student, loss)._replace(teacher=teacher)
 
@@ -209,12 +234,18 @@ def _by_name(*programs: Callable[[], Program]) -> dict[str, Callable[[], Program
 
 
 ILL = _by_name(
-    adapters_cut_off, labels_shifted_twice, updates_lost_in_bf16, teacher_in_train_mode, optimizer_made_too_early
+    adapters_cut_off,
+    labels_shifted_twice,
+    updates_lost_in_bf16,
+    teacher_in_train_mode,
+    optimizer_made_too_early,
 )
-WELL = _by_name(warm_up_from_zero, second_factor_zero, reference_without_gradients, experts_not_yet_asked)
+WELL = _by_name(
+    warm_up_from_zero, second_factor_zero, reference_without_gradients, experts_not_yet_asked
+)
 
 
-# ----------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 def _adamw(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
 
@@ -229,7 +260,9 @@ def _lora(**options) -> nn.Module:
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        return peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=targets, **options)).train()
+        return peft.get_peft_model(
+            base, peft.LoraConfig(r=4, target_modules=targets, **options)
+        ).train()
 
 
 def _distilled(*, training: bool) -> Program:
@@ -242,7 +275,11 @@ def _distilled(*, training: bool) -> Program:
         with torch.no_grad():
             target = teacher(input_ids=ids).logits.log_softmax(-1)
         out = student(input_ids=ids, labels=ids)
-        kd = F.kl_div(out.logits.log_softmax(-1), target, log_target=True, reduction="none").sum(-1).mean()
+        kd = (
+            F.kl_div(out.logits.log_softmax(-1), target, log_target=True, reduction="none")
+            .sum(-1)
+            .mean()
+        )
         return 0.5 * out.loss + 0.5 * kd
 
     return Program(student, _adamw(student), loss, teacher=teacher)

@@ -1,20 +1,25 @@
-"""Several real processes beside a notebook, which run functions together: `world = World(2)`, `world(function, x=1)`.
+"""Several real processes beside a notebook, which run functions together: `world = World(2)`,
+`world(function, x=1)`.
 
-Each process is a Python of its own with one thread and the environment that torchrun would give it, joined to the
-others over gloo, or over NCCL with a card each. A call runs one function of a module in all of them at once and returns
-a list: what each rank returned, rank 0 first. Arguments and results travel as JSON. The processes stay until `end`, so
-the time that torch takes to load is paid once per world.
+Each process is a Python of its own with one thread and the environment that torchrun would give it,
+joined to the others over gloo, or over NCCL with a card each. A call runs one function of a module
+in all of them at once and returns a list: what each rank returned, rank 0 first. Arguments and
+results travel as JSON. The processes stay until `end`, so the time that torch takes to load is paid
+once per world.
 
     world(function, ...)       the results; RuntimeError with the first rank's reason if one failed
-    world.ask(function, ...)   {"value": ...}, {"error": sentence} or {"gone": how} of each rank, to look at failures
+    world.ask(function, ...)   {"value": ...}, {"error": sentence} or {"gone": how} of each rank, to
+                               look at failures
 
-A rank that waits for one that is gone would wait for torch's own limit, half an hour over gloo. So when one has failed
-the others get `patience` seconds to tell what they met, and then the world ends. The processes also end by themselves
-when whoever started them is gone.
+A rank that waits for one that is gone would wait for torch's own limit, half an hour over gloo. So
+when one has failed the others get `patience` seconds to tell what they met, and then the world
+ends. The processes also end by themselves when whoever started them is gone.
 
-Footgun: a function is found by its module and name, so one that is defined in a cell cannot be run here.
+Footgun: a function is found by its module and name, so one that is defined in a cell cannot be run
+here.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -30,28 +35,66 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
+# The folder that holds `lessons`, from which each process imports.
+NOTEBOOKS = Path(__file__).resolve().parents[1]
 LAST_WORDS = 3  # lines of a dead process that are repeated
-FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NBLIB_MESH")
+FOREIGN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NBLIB_MESH",
+)
 
 
 class World:
     """Processes that wait for calls. They load torch while the notebook goes on."""
 
-    def __init__(self, processes: int = 2, *, threads: int = 1, cards: bool = False, patience: float = 10.0):
-        self.folder, self.patience, self.answers = tempfile.TemporaryDirectory(), patience, queue.Queue()
+    def __init__(
+        self, processes: int = 2, *, threads: int = 1, cards: bool = False, patience: float = 10.0
+    ):
+        self.folder, self.patience, self.answers = (
+            tempfile.TemporaryDirectory(),
+            patience,
+            queue.Queue(),
+        )
         self.ended = False
         self.processes = [self._start(rank, processes, threads, cards) for rank in range(processes)]
 
     def _start(self, rank: int, processes: int, threads: int, cards: bool) -> subprocess.Popen:
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        ours = ranks | {"OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": 1}
-        env = {k: v for k, v in os.environ.items() if k not in FOREIGN} | {k: str(v) for k, v in ours.items()}
+        ranks = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": processes,
+            "LOCAL_WORLD_SIZE": processes,
+        }
+        ours = ranks | {
+            "OMP_NUM_THREADS": threads,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONUNBUFFERED": 1,
+        }
+        env = {k: v for k, v in os.environ.items() if k not in FOREIGN} | {
+            k: str(v) for k, v in ours.items()
+        }
+        env["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(NOTEBOOKS), os.environ.get("PYTHONPATH")])
+        )
         read, write = os.pipe()
         backend = "nccl" if cards else "gloo"
-        command = [sys.executable, "-m", "lessons.scale_out", f"{self.folder.name}/store", backend, str(write)]
+        command = [
+            sys.executable,
+            "-m",
+            "lessons.scale_out",
+            f"{self.folder.name}/store",
+            backend,
+            str(write),
+        ]
         with open(f"{self.folder.name}/errors-{rank}", "wb") as errors:
             pipes = dict(stdin=subprocess.PIPE, stdout=errors, stderr=errors, pass_fds=(write,))
-            process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)  # Ctrl-C is ours alone
+            # Ctrl-C is ours alone
+            process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
         os.close(write)
         threading.Thread(target=self._listen, args=(rank, process, read), daemon=True).start()
         return process
@@ -69,10 +112,15 @@ class World:
         return path.read_text(errors="replace").splitlines()[-LAST_WORDS:] if path.exists() else []
 
     def ask(self, function: Callable, *, seconds: float = 900.0, **arguments: Any) -> list[dict]:
-        """What each rank answers, or how it went. If one fails, the world is over afterwards."""
+        """Return what each rank answers, or how it went.
+
+        If one fails, the world is over afterwards.
+        """
         if self.ended:
             raise RuntimeError(f"{function.__name__}: this world has ended; make another one")
-        call = json.dumps({"module": function.__module__, "name": function.__name__, "arguments": arguments})
+        call = json.dumps(
+            {"module": function.__module__, "name": function.__name__, "arguments": arguments}
+        )
         for process in self.processes:
             try:
                 process.stdin.write(call.encode() + b"\n")
@@ -104,7 +152,9 @@ class World:
         for rank, answer in enumerate(told):
             if "value" not in answer:
                 why = answer.get("error") or f"{answer['gone']}: {' '.join(answer['last words'])}"
-                raise RuntimeError(f"{function.__name__} failed on rank {rank} of {len(told)}: {why}")
+                raise RuntimeError(
+                    f"{function.__name__} failed on rank {rank} of {len(told)}: {why}"
+                )
         return [answer["value"] for answer in told]
 
     def end(self) -> None:
@@ -114,7 +164,9 @@ class World:
             process.kill()
         for process in self.processes:
             process.wait()
-            process.stdin.close()
+            # A call that it did not read cannot be written out any more.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         self.folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -164,7 +216,9 @@ def _hear(calls: queue.Queue) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """The first sentence of an error, without the place in torch's C++ where it was raised and without a port."""
+    """Return the first sentence of an error, without the place in torch's C++ where it was raised
+    and without a port.
+    """
     words = re.sub(r"^\[/\S+\] ", "", " ".join(str(error).split())).split(". ")[0]
     return f"{type(error).__name__}: " + re.sub(r"(\[[0-9a-f.:]+\]):[0-9]+", r"\1", words)
 

@@ -1,11 +1,14 @@
-"""Six faults of training in several processes, each with the lines that are wrong and those that are right.
+"""Six faults of training in several processes, each with the lines that are wrong and those that
+are right.
 
-They run inside of a `scale_out.World` of two ranks, so they are no pitfalls of the catalogue, whose runs are made in
-one process. `FAULTS` holds them by name. `trial = Measured(world)`, then `trial("norm")` makes both runs and is what a
-page shows: the lines side by side, the verdict, and what every rank measured. Whoever waits for a rank that has left
-does so in a group of its own with a limit of `LIMIT` seconds, so the world can be used again.
+They run inside of a `scale_out.World` of two ranks, so they are no pitfalls of the catalogue, whose
+runs are made in one process. `FAULTS` holds them by name. `trial = Measured(world)`, then
+`trial("norm")` makes both runs and is what a page shows: the lines side by side, the verdict, and
+what every rank measured. Whoever waits for a rank that has left does so in a group of its own with
+a limit of `LIMIT` seconds, so the world can be used again.
 
-Footgun: most of these faults raise nothing. The numbers differ from one process's, and only a comparison shows it.
+Footgun: most of these faults raise nothing. The numbers differ from one process's, and only a
+comparison shows it.
 """
 
 import copy
@@ -34,8 +37,12 @@ SEEN = f"Seen on {VERSIONS.split(',')[0]}, over gloo."
 
 
 def device() -> torch.device:
-    """This rank's card, or the CPU."""
-    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    """Return this rank's card, or the CPU."""
+    return (
+        torch.device("cuda", dist.get_rank())
+        if dist.get_backend() == "nccl"
+        else torch.device("cpu")
+    )
 
 
 def model() -> nn.Module:
@@ -43,8 +50,13 @@ def model() -> nn.Module:
 
 
 def batch(seed: int = 0) -> Batch:
-    """Rows of all ranks. The first half supervises a few tokens of a row only, so the ranks have unequal counts."""
-    ids = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed)).to(device())
+    """Rows of all ranks.
+
+    The first half supervises a few tokens of a row only, so the ranks have unequal counts.
+    """
+    ids = torch.randint(
+        VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed)
+    ).to(device())
     labels = ids.clone()
     labels[: ROWS // 2, : LENGTH - 4] = losses.IGNORED
     return {"input_ids": ids, "labels": labels}
@@ -55,7 +67,7 @@ def mine(whole: Batch) -> Batch:
 
 
 def summed(running: nn.Module, part: Batch) -> tuple[Tensor, Tensor]:
-    """The loss summed over the supervised tokens, and their count."""
+    """Return the loss summed over the supervised tokens, and their count."""
     (loss,) = running(part).values()
     return loss, torch.as_tensor(losses.supervised(part["labels"]), device=loss.device)
 
@@ -81,7 +93,7 @@ def error(ours: Tensor, true: Tensor) -> float:
 
 
 def together(right: bool) -> dist.ProcessGroup:
-    """A group of all ranks, which enter it at one moment."""
+    """Return A group of all ranks, which enter it at one moment."""
     group = dist.new_group(timeout=timedelta(seconds=LONG if right else LIMIT))
     dist.barrier()  # in the group of all, which waits half an hour
     return group
@@ -90,7 +102,10 @@ def together(right: bool) -> dist.ProcessGroup:
 def hello() -> str:
     total = torch.tensor(float(dist.get_rank() + 1), device=device())
     dist.all_reduce(total)  # in place, and the same on all ranks
-    return f"rank {dist.get_rank()} of {dist.get_world_size()} over {dist.get_backend()}: the sum is {total:g}"
+    return (
+        f"rank {dist.get_rank()} of {dist.get_world_size()} over {dist.get_backend()}: the "
+        f"sum is {total:g}"
+    )
 
 
 # ------------------------------------------------------------------ mean of means
@@ -141,7 +156,9 @@ def sent(right: bool, micro_batches: int = 4) -> dict:
     def count(_, bucket):
         counted.append(bucket.buffer().numel() * bucket.buffer().element_size())
         buffer = bucket.buffer().div_(dist.get_world_size())
-        return dist.all_reduce(buffer, async_op=True).get_future().then(lambda done: done.value()[0])
+        return (
+            dist.all_reduce(buffer, async_op=True).get_future().then(lambda done: done.value()[0])
+        )
 
     running = DDP(parallel.Step(model(), losses.causal_lm))
     running.register_comm_hook(None, count)
@@ -219,7 +236,12 @@ def leave_together(ended: bool, group) -> bool:
 
 def ending(right: bool, steps: int = 6, rank_1_ends_after: int = 3) -> dict:
     group = together(right)
-    leave, done, said, began = leave_together if right else leave_alone, 0, "nothing", time.monotonic()
+    leave, done, said, began = (
+        leave_together if right else leave_alone,
+        0,
+        "nothing",
+        time.monotonic(),
+    )
     try:
         for step in range(steps):
             if leave(dist.get_rank() == 1 and step == rank_1_ends_after, group):
@@ -230,11 +252,15 @@ def ending(right: bool, steps: int = 6, rank_1_ends_after: int = 3) -> dict:
         said = sentence(trouble)
     waited = time.monotonic() - began
     dist.barrier()
-    return {"steps": done, "says": said, "waited for seconds": round(waited) if said != "nothing" else 0}
+    return {
+        "steps": done,
+        "says": said,
+        "waited for seconds": round(waited) if said != "nothing" else 0,
+    }
 
 
 def dying(rank: int = 1) -> str:
-    """This rank is killed, and the others are in the middle of a sum."""
+    """Return this rank is killed, and the others are in the middle of a sum."""
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(1000, device=device()))
@@ -303,9 +329,13 @@ def drawn(right: bool, rows: int = 1000, each: int = 8) -> dict:
 
 
 # ------------------------------------------------------------------ what a page shows
-def _fault(title: str, symptom: str, verdict: str, fix: str, seen: Callable, wrong, right) -> Pitfall:
+def _fault(
+    title: str, symptom: str, verdict: str, fix: str, seen: Callable, wrong, right
+) -> Pitfall:
     nobody: Callable = dict
-    return Pitfall("", title, symptom, "", f"{verdict} {SEEN}", fix, nobody, nobody, seen, wrong, right)
+    return Pitfall(
+        "", title, symptom, "", f"{verdict} {SEEN}", fix, nobody, nobody, seen, wrong, right
+    )
 
 
 FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
@@ -314,9 +344,11 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "Mean of means over the ranks",
             "the same rows give another loss in two processes than in one",
-            "Each rank divides by its own tokens, and DDP takes the mean over the ranks. A token of a rank with few "
+            "Each rank divides by its own tokens, and DDP takes the mean over the ranks. A "
+            "token of a rank with few "
             "tokens counts more than one of a rank with many. Nothing is raised.",
-            "Add up the token counts first, divide the summed loss by them, and undo DDP's division by the ranks",
+            "Add up the token counts first, divide the summed loss by them, and undo DDP's "
+            "division by the ranks",
             lambda facts: facts["gradient error"] > 1e-3,
             mean_of_means,
             mean_of_all,
@@ -326,8 +358,10 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         sent,
         _fault(
             "A sum over the ranks for every micro-batch",
-            "accumulation saves no traffic: a step of four micro-batches sends four times the gradients",
-            "DDP adds up all gradients in every backward unless it is told that more is to come. The gradient is the "
+            "accumulation saves no traffic: a step of four micro-batches sends four times the "
+            "gradients",
+            "DDP adds up all gradients in every backward unless it is told that more is to "
+            "come. The gradient is the "
             "same, so only the bytes show it.",
             "Put forward and backward of all micro-batches but the last inside `no_sync()`",
             lambda facts: facts["all-reduces"] > 1,
@@ -340,9 +374,12 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "An expert without tokens on one rank",
             "rank 0 hangs in the middle of a backward, and rank 1 raises in its next forward",
-            "DDP waits for the gradient of every parameter. On rank 1 the second expert has no tokens and so no "
-            "gradient, and its bucket is never sent. Rank 0 waits for it, by default for half an hour.",
-            "`find_unused_parameters=True`, which looks at the graph in every step; or a loss in which every parameter "
+            "DDP waits for the gradient of every parameter. On rank 1 the second expert has no "
+            "tokens and so no "
+            "gradient, and its bucket is never sent. Rank 0 waits for it, by default for half "
+            "an hour.",
+            "`find_unused_parameters=True`, which looks at the graph in every step; or a loss "
+            "in which every parameter "
             "takes part",
             lambda facts: facts["says"] != "nothing",
             as_it_is,
@@ -354,7 +391,8 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "A rank that ends alone",
             "one rank ends its loop, and the others stand still without a word",
-            "The rank that has no more rows is not there for the next sum. The others wait for it until the limit of "
+            "The rank that has no more rows is not there for the next sum. The others wait for "
+            "it until the limit of "
             "the group, half an hour by default.",
             "Agree before every step: one `all_reduce` of a wish, with MAX",
             lambda facts: facts["says"] != "nothing",
@@ -367,9 +405,12 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "The norm of a shard taken for that of the gradient",
             "clipping lets through gradients that are longer than the limit",
-            "Each rank sees the norm of its own shards, which is smaller than the norm of all. The ranks use "
-            "different factors, so the gradient is too long and has another direction. Nothing is raised.",
-            "`nn.utils.clip_grad_norm_` or `get_total_norm` on the sharded parameters; `full_tensor()` of the result",
+            "Each rank sees the norm of its own shards, which is smaller than the norm of all. "
+            "The ranks use "
+            "different factors, so the gradient is too long and has another direction. Nothing "
+            "is raised.",
+            "`nn.utils.clip_grad_norm_` or `get_total_norm` on the sharded parameters; "
+            "`full_tensor()` of the result",
             lambda facts: facts["norm after the clip / limit"] > 1.001,
             norm_of_my_shards,
             norm_of_all_shards,
@@ -380,9 +421,11 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "Equal seeds on all ranks",
             "two processes learn no more per step than one",
-            "With one seed on every rank all draw the same rows and the same noise. The batch holds every row as often "
+            "With one seed on every rank all draw the same rows and the same noise. The batch "
+            "holds every row as often "
             "as there are ranks, and costs as if they were different. Nothing is raised.",
-            "One order of rows for all, of which each rank takes its part; noise from a seed of the rank's own",
+            "One order of rows for all, of which each rank takes its part; noise from a seed "
+            "of the rank's own",
             lambda facts: facts["different rows"] < facts["rows of the step"],
             all_alike,
             own_part_own_noise,
@@ -392,18 +435,24 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
 
 
 class Measured:
-    """The runs of a fault on all ranks, for figures and summaries: `facts[name]` is [wrong, right], each by rank."""
+    """The runs of a fault on all ranks, for figures and summaries: `facts[name]` is [wrong, right],
+    each by rank.
+    """
 
     def __init__(self, world: World) -> None:
         self.world, self.facts = world, {}
 
     def __call__(self, name: str) -> SideBySide:
-        """Both runs of a fault; a column per run, a line per fact and rank where the ranks differ."""
+        """Both runs of a fault; a column per run, a line per fact and rank where the ranks
+        differ.
+        """
         if name not in FAULTS:
             raise ValueError(f"fault = {name!r}: allowed are {', '.join(FAULTS)}")
         measure, fault = FAULTS[name]
         runs = self.facts[name] = [self.world(measure, right=right) for right in (False, True)]
-        shows = {run: any(map(fault.seen, by_rank)) for run, by_rank in zip(("broken", "fixed"), runs)}
+        shows = {
+            run: any(map(fault.seen, by_rank)) for run, by_rank in zip(("broken", "fixed"), runs)
+        }
         page = SideBySide(fault, dict(zip(shows, by_line(runs))), shows)
         page.title = page.title.strip()
         return page
@@ -414,13 +463,19 @@ class Measured:
 
 
 def by_line(runs: list[list[dict]]) -> list[dict]:
-    """The facts of each run: one line for a fact that all ranks agree on in all runs, one per rank for any other."""
+    """Return the facts of each run: one line for a fact that all ranks agree on in all runs, one
+    per rank for any other.
+    """
     names = dict.fromkeys(name for by_rank in runs for facts in by_rank for name in facts)
     lines: list[dict] = [{} for _ in runs]
     for name in names:
         table = [[facts.get(name) for facts in by_rank] for by_rank in runs]
         alike = all(value == by_rank[0] for by_rank in table for value in by_rank)
         for line, by_rank in zip(lines, table):
-            every = {name: by_rank[0]} if alike else {f"{name}, rank {n}": v for n, v in enumerate(by_rank)}
+            every = (
+                {name: by_rank[0]}
+                if alike
+                else {f"{name}, rank {n}": v for n, v in enumerate(by_rank)}
+            )
             line |= {name: value for name, value in every.items() if value is not None}
     return lines

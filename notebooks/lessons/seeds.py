@@ -1,14 +1,17 @@
 """Two trainings at several seeds: is the difference between them larger than what the seed does?
 
-    gains = seeds.gains(without=[6.9, 6.8, 6.9], with_it=[6.6, 6.7, 6.6])    one number per seed, above 0 where it helps
+    gains = seeds.gains(without=[6.9, 6.8, 6.9], with_it=[6.6, 6.7, 6.6])
+    one number per seed, above 0 where it helps
     seeds.distinct(gains)                                                     True or False
-    seeds.sentence("the teacher", gains)                                      the verdict with its numbers
+    seeds.sentence("the teacher", gains)                                      the verdict with its
+                                                                              numbers
 
-Both trainings of a pair share the seed, so what the seed does to both cancels. A difference counts here when it has the
-same sign at every seed and its mean is more than twice its standard deviation. One seed never counts.
+Both trainings of a pair share the seed, so what the seed does to both cancels. A difference counts
+here when it has the same sign at every seed and its mean is more than twice its standard deviation.
+One seed never counts.
 
-Footgun: three seeds are few. With pure noise the signs agree in one case of four; it is the second condition that makes
-a wrong verdict rare (about one in fourteen).
+Footgun: three seeds are few. With pure noise the signs agree in one case of four; it is the second
+condition that makes a wrong verdict rare (about one in fourteen).
 """
 
 from collections.abc import Sequence
@@ -28,12 +31,15 @@ def distinct(gains: Sequence[float]) -> bool:
 
 
 def sentence(what: str, gains: Sequence[float]) -> str:
-    """The verdict as one sentence."""
+    """Return the verdict as one sentence."""
     if len(gains) < 2:
         return f"{what}: not distinguishable at one seed"
     way, sign = ("lower", 1) if mean(gains) >= 0 else ("higher", -1)
     least, _, most = sorted((sign * min(gains), sign * mean(gains), sign * max(gains)))
-    seen = f"loss {way} by {sign * mean(gains):.3f} in the mean of {len(gains)} seeds, from {least:.3f} to {most:.3f}"
+    seen = (
+        f"loss {way} by {sign * mean(gains):.3f} in the mean of {len(gains)} seeds, from "
+        f"{least:.3f} to {most:.3f}"
+    )
     if not distinct(gains):
         return f"{what}: not distinguishable at {len(gains)} seeds ({seen})"
     return f"{what} {'helps' if gains[0] > 0 else 'does harm'}: {seen}"

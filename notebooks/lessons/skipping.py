@@ -1,9 +1,11 @@
-"""What a model of notebook 14 does inside: which tokens a layer chose, which mixers ran, who sees later tokens.
+"""What a model of notebook 14 does inside: which tokens a layer chose, which mixers ran, who sees
+later tokens.
 
-`watched` gives the input and the output of each layer that skips, beside its choice, so that a cell can compare them to
-the bit. `calls` counts how many of some modules run.
+`watched` gives the input and the output of each layer that skips, beside its choice, so that a cell
+can compare them to the bit. `calls` counts how many of some modules run.
 
-Footgun: a hook sees what a layer returns at that moment. A layer that changes its input in place looks unchanged.
+Footgun: a hook sees what a layer returns at that moment. A layer that changes its input in place
+looks unchanged.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,18 +14,22 @@ from math import isclose
 import torch
 from torch import Tensor, nn
 
-from lessons import mixture_of_depths
 from nblib import wiring
+from nblib.methods.moe import depths
 
 
 @torch.no_grad()
-def watched(model: nn.Module, ids: Tensor) -> list[tuple[mixture_of_depths.Choice, Tensor, Tensor]]:
-    """The choice, the input and the output of every layer that skips, in one forward pass over ids (B, T)."""
+def watched(model: nn.Module, ids: Tensor) -> list[tuple[depths.Choice, Tensor, Tensor]]:
+    """Return the choice, the input and the output of every layer that skips, in one forward pass
+    over ids (B, T).
+    """
     seen: list[tuple[Tensor, Tensor]] = []
-    layers = mixture_of_depths.wrapped(model).values()
-    hooks = [m.register_forward_hook(lambda _, args, out: seen.append((args[0], out))) for m in layers]
+    layers = depths.wrapped(model).values()
+    hooks = [
+        m.register_forward_hook(lambda _, args, out: seen.append((args[0], out))) for m in layers
+    ]
     try:
-        with mixture_of_depths.choices(model) as choices:
+        with depths.choices(model) as choices:
             model.base_model(input_ids=ids)
     finally:
         for hook in hooks:
@@ -34,7 +40,9 @@ def watched(model: nn.Module, ids: Tensor) -> list[tuple[mixture_of_depths.Choic
 def modes(reach: dict[str, float], least: float = 1e-4) -> str:
     """In which mode something changed by more than `least`, in words."""
     reached = [mode for mode, change in reach.items() if change > least]
-    return {0: "in neither mode", len(reach): "in both"}.get(len(reached), f"{', '.join(reached)} only")
+    return {0: "in neither mode", len(reach): "in both"}.get(
+        len(reached), f"{', '.join(reached)} only"
+    )
 
 
 def calls(modules: Iterable[nn.Module], run: Callable[[], object]) -> int:
@@ -55,15 +63,26 @@ def close(a: float, b: float) -> bool:
 
 @torch.no_grad()
 def agreement(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[dict]:
-    """Per layer: share of tokens worked on in evaluation, and how often that is the choice training would make."""
+    """Per layer: share of tokens worked on in evaluation, and how often that is the choice training
+    would make.
+    """
     device, parts = next(model.parameters()).device, {}
     with wiring.evaluating(model):
         for few in rows.split(batch):
-            with mixture_of_depths.choices(model) as chosen:
+            with depths.choices(model) as chosen:
                 model.base_model(input_ids=few.to(device), use_cache=False)
             for name, (c,) in chosen.items():
-                parts.setdefault(name, []).append(torch.stack([c.chosen, c.highest]).flatten(1).float())  # (2, N)
+                # (2, N)
+                parts.setdefault(name, []).append(
+                    torch.stack([c.chosen, c.highest]).flatten(1).float()
+                )
     return [
-        {"layer": name, "worked on": float(used.mean()), "agree": float((used == wanted).float().mean())}
-        for name, (used, wanted) in ((name, torch.cat(pairs, dim=1)) for name, pairs in parts.items())
+        {
+            "layer": name,
+            "worked on": float(used.mean()),
+            "agree": float((used == wanted).float().mean()),
+        }
+        for name, (used, wanted) in (
+            (name, torch.cat(pairs, dim=1)) for name, pairs in parts.items()
+        )
     ]

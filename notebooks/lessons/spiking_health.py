@@ -1,11 +1,14 @@
 """The thresholds of health that the write-up on spiking distillation gives, against a run.
 
-    rows(history, spikes, correlation)    a row per threshold: what was measured, and whether it holds
+    rows(history, spikes, correlation)    a row per threshold: what was measured, and whether it
+                                          holds
 
-`history` are the records of the training loop, `spikes` what `spiking` returns. The correlation is that of the
-student's and the teacher's scores: `correlation(s, t)`, the mean over tokens of Pearson's r over the vocabulary.
+`history` are the records of the training loop, `spikes` what `spiking` returns. The correlation is
+that of the student's and the teacher's scores: `correlation(s, t)`, the mean over tokens of
+Pearson's r over the vocabulary.
 
-Footgun: a threshold that a healthy run breaks is no guard. Measure it on a run that you trust before you obey it.
+Footgun: a threshold that a healthy run breaks is no guard. Measure it on a run that you trust
+before you obey it.
 """
 
 from contextlib import ExitStack
@@ -14,8 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lessons.goose import Spike
 from nblib import wiring
+from nblib.methods.goose import Spike
 
 CLIP = 1.0  # the loop's largest gradient norm
 
@@ -41,8 +44,10 @@ def rows(history: list[dict], spikes: dict[str, float], correlation: float) -> l
 
 @torch.no_grad()
 def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str, float]:
-    """Over rows (R, T): the share of spikes that are not 0, of channels that never fired (dead), and of channels that
-    fired at `always` of the positions or more (saturated); all layers together, and the rate per kind."""
+    """Over rows (R, T): the share of spikes that are not 0, of channels that never fired (dead),
+    and of channels that fired at `always` of the positions or more (saturated); all layers
+    together, and the rate per kind.
+    """
     fired: dict[str, Tensor] = {}
 
     def note(_, __, out: Tensor, *, name: str) -> None:
@@ -54,7 +59,13 @@ def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str
                 hooks.enter_context(m.register_forward_hook(partial(note, name=name)))
         model.model(rows)
     rates = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
-    facts = {"rate": rates.mean(), "dead": (rates == 0).float().mean(), "saturated": (rates >= always).float().mean()}
+    facts = {
+        "rate": rates.mean(),
+        "dead": (rates == 0).float().mean(),
+        "saturated": (rates >= always).float().mean(),
+    }
     for kind in ("spike_k", "spike_v"):
-        facts[f"rate_{kind[-1]}"] = torch.stack([x for name, x in fired.items() if name.endswith(kind)]).mean()
+        facts[f"rate_{kind[-1]}"] = torch.stack(
+            [x for name, x in fired.items() if name.endswith(kind)]
+        ).mean()
     return {name: float(value) for name, value in facts.items()}

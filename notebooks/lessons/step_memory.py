@@ -1,11 +1,16 @@
-"""What a training step keeps in memory: the cures for an out-of-memory error tried, the estimator held to a real run.
+"""What a training step keeps in memory: the cures for an out-of-memory error tried, the estimator
+held to a real run.
 
-    logits       rows x (length - 1) x vocabulary x 4 bytes, and the plain loss holds about three such tables
-    activations  kept until backward; with checkpointing rows x length x hidden x 4 bytes for each block
+    logits       rows x (length - 1) x vocabulary x 4 bytes, and the plain loss holds about three
+                 such tables
+    activations  kept until backward; with checkpointing rows x length x hidden x 4 bytes for each
+                 block
 
-`cures` measures real steps, `compared` sets `memory.estimate` beside them, `chart` draws an estimate by kind.
+`cures` measures real steps, `compared` sets `memory.estimate` beside them, `chart` draws an
+estimate by kind.
 
-Footgun: the kinds of an estimate are each counted where they are largest. They do not add up to the peak.
+Footgun: the kinds of an estimate are each counted where they are largest. They do not add up to the
+peak.
 """
 
 import copy
@@ -18,30 +23,37 @@ from unittest import mock
 
 import torch
 
-from lessons.each import each
 from lessons.pitfalls import recomputation
+from lessons.progress import each
 from nblib import compiling, losses, memory, models
-from nblib.run import show
+from nbworkbook import show
 
 MIB, GIB = 2**20, 2**30
 
 
 def cures(*, rank: int, **shared: Any) -> dict[str, dict]:
-    """The measured peak of one step under each cure; `shared` are the other options of `recomputation.step_memory`."""
+    """Return the measured peak of one step under each cure; `shared` are the other options of
+    `recomputation.step_memory`.
+    """
     plain = recomputation.whole_logits
     tried = {
         "nothing": dict(loss=plain, rank=rank),
         "rank 1": dict(loss=plain, rank=1),
         "checkpointing": dict(loss=plain, rank=rank, checkpointing=True),
         "torch's fused loss, default": dict(loss=recomputation.torch_linear, rank=rank),
-        "torch's fused loss, chunks of 256": dict(loss=partial(recomputation.torch_linear, chunk=256), rank=rank),
+        "torch's fused loss, chunks of 256": dict(
+            loss=partial(recomputation.torch_linear, chunk=256), rank=rank
+        ),
         "nblib's chunks": dict(loss=recomputation.in_chunks, rank=rank),
     }
-    return {name: recomputation.step_memory(**tried[name], **shared) for name in each(tried, "measured steps")}
+    return {
+        name: recomputation.step_memory(**tried[name], **shared)
+        for name in each(tried, "measured steps")
+    }
 
 
 def config_of(vocabulary: int, hidden: int = 256, layers: int = 4):
-    """The config of a small Qwen3 with this vocabulary; a config costs no memory."""
+    """Return the config of a small Qwen3 with this vocabulary; a config costs no memory."""
     config = copy.deepcopy(_small(hidden, layers))
     config.vocab_size = vocabulary
     return config
@@ -52,7 +64,9 @@ def _small(hidden: int, layers: int):
     return models.tiny(64, hidden=hidden, layers=layers, length=8192).config
 
 
-def measured(config, rows: int, length: int, *, checkpointing: bool = False, **options: Any) -> float:
+def measured(
+    config, rows: int, length: int, *, checkpointing: bool = False, **options: Any
+) -> float:
     """MiB: the peak of building such a model and training it for two steps on this CPU."""
     with memory.peak() as peak:
         model = type(models.tiny(64))(config).train()
@@ -76,11 +90,12 @@ def compared(config, settings: list[dict], *, rows: int = 2, length: int = 256) 
 
 
 def chart(kinds: dict[str, int]) -> show.Picture:
-    """An estimate by kind, and the peak."""
+    """Return an estimate by kind, and the peak."""
     gib = {kind: size / GIB for kind, size in kinds.items()}
     largest = max((kind for kind in kinds if kind != "peak"), key=kinds.get)
     summary = (
-        f"Predicted bytes of one training step. The peak is {gib['peak']:.3g} GiB, and the largest kind is {largest}. "
+        f"Predicted bytes of one training step. The peak is {gib['peak']:.3g} GiB, and the "
+        f"largest kind is {largest}. "
         "Each kind is counted where it is largest, so the bars above the peak do not add up to it."
     )
     return show.bars(gib, x="GiB", summary=summary, title="Where the memory of a step goes")
@@ -99,8 +114,9 @@ MENUS = dict(
 
 
 def draw(*, vocabulary: int, **options: Any) -> show.Picture:
-    """The chart of one choice of the menus, in less than a second."""
-    if not gc.get_freeze_count():  # as `runs.begin` does: collections would walk through all that was imported
+    """Return the chart of one choice of the menus, in less than a second."""
+    # as `runs.begin` does: collections would walk through all that was imported
+    if not gc.get_freeze_count():
         gc.freeze()
     with _two_of_each():
         return chart(memory.estimate(config_of(vocabulary), **options))
@@ -108,10 +124,15 @@ def draw(*, vocabulary: int, **options: Any) -> show.Picture:
 
 @contextmanager
 def _two_of_each() -> Iterator[None]:
-    """The chunked loss works on two chunks, and on two blocks of each. All full ones hold the same bytes, one at a
-    time, so the count is the same to a few bytes. With long rows there are thousands, and to count them takes
-    minutes."""
+    """Let the chunked loss work on two chunks, and on two blocks of each.
+
+    All full ones hold the same bytes, one at a time, so the count is the same to a few bytes. With
+    long rows there are thousands, and to count them takes minutes.
+    """
     with mock.patch.object(
-        losses, "range", lambda first, end, step: range(first, min(end, 2 * step), step), create=True
+        losses,
+        "range",
+        lambda first, end, step: range(first, min(end, 2 * step), step),
+        create=True,
     ):
         yield

@@ -1,11 +1,13 @@
 """A student beside its teacher: where they agree, and what each costs.
 
-Perplexity says how well a student predicts the text. Agreement says how well it stands in for the teacher, which is
-another question: a student trained on labels alone may have the same perplexity and choose other words. Both are told
-by position, because a student with a short memory falls behind where the context is long, and the mean hides it.
+Perplexity says how well a student predicts the text. Agreement says how well it stands in for the
+teacher, which is another question: a student trained on labels alone may have the same perplexity
+and choose other words. Both are told by position, because a student with a short memory falls
+behind where the context is long, and the mean hides it.
 
-Footgun: agreement of the likeliest token counts coin flips as disagreement. Where the teacher itself is unsure, two
-equally good models differ. Read it beside the KL, or beside the agreement of the teacher with itself under dropout.
+Footgun: agreement of the likeliest token counts coin flips as disagreement. Where the teacher
+itself is unsure, two equally good models differ. Read it beside the KL, or beside the agreement of
+the teacher with itself under dropout.
 """
 
 import time
@@ -16,21 +18,29 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from lessons.each import each
+from lessons.progress import each
 from nblib import losses, memory, models, runtime, wiring
-from nblib.methods import objective
-from nblib.methods.divergences import forward_kl
-from nblib.run import show
+from nblib.methods.distill import objective
+from nblib.methods.distill.divergences import forward_kl
+from nbworkbook import show
 
 POSITIONS = 256  # whose logits exist at a time
 
 
 @torch.no_grad()
 def agreement(
-    student: nn.Module, teacher: nn.Module, rows: Tensor, *, machine: runtime.Machine, batch: int = 16, parts: int = 8
+    student: nn.Module,
+    teacher: nn.Module,
+    rows: Tensor,
+    *,
+    machine: runtime.Machine,
+    batch: int = 16,
+    parts: int = 8,
 ) -> dict:
-    """Over rows (R, T): the share of positions at which both find the same token likeliest, and KL(teacher || student)
-    per token; both also as lists over `parts` equal stretches of the row (the last takes what is left)."""
+    """Over rows (R, T): the share of positions at which both find the same token likeliest, and
+    KL(teacher || student) per token; both also as lists over `parts` equal stretches of the row
+    (the last takes what is left).
+    """
     T = rows.shape[1] - 1
     if not 1 <= parts <= T:
         raise ValueError(f"parts = {parts}: must be from 1 to the {T} positions of a row")
@@ -42,7 +52,10 @@ def agreement(
                 hidden = [objective.states_of(model, ids) for model in (student, teacher)]
             for start in range(0, T, length):
                 span = slice(start, min(T, start + length))
-                s, t = ((h.last[:, span] @ h.head.to(h.last.dtype).T).float().flatten(0, 1) for h in hidden)
+                s, t = (
+                    (h.last[:, span] @ h.head.to(h.last.dtype).T).float().flatten(0, 1)
+                    for h in hidden
+                )
                 row_kl, _, _ = forward_kl(t.log_softmax(1), s.log_softmax(1))
                 same = (s.argmax(1) == t.argmax(1)).double()
                 for sums, values in ((top1, same), (kl, row_kl.double())):
@@ -60,7 +73,9 @@ def agreement(
 
 
 def picture(found: dict[str, dict], *, title: str) -> show.Picture:
-    """What `agreement` found for students by name, along the row: the same likeliest token, and the KL."""
+    """Return what `agreement` found for students by name, along the row: the same likeliest token,
+    and the KL.
+    """
     figure = Figure(figsize=(7.6, 2.7), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, student in found.items():
@@ -70,14 +85,21 @@ def picture(found: dict[str, dict], *, title: str) -> show.Picture:
     right.set(xlabel="position in the row, up to", ylabel="KL, nats per token")
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     shares = ", ".join(f"{name} {student['top1']:.0%}" for name, student in found.items())
-    words = "One colour per student, the same on both sides. Left: how often student and teacher find the same token"
+    words = (
+        "One colour per student, the same on both sides. Left: how often student and "
+        "teacher find the same token"
+    )
     return show.Picture(
-        figure, f"{words} likeliest ({shares}). Right: KL(teacher ‖ student), lower is closer.", title=title
+        figure,
+        f"{words} likeliest ({shares}). Right: KL(teacher ‖ student), lower is closer.",
+        title=title,
     )
 
 
-def cost_rows(models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.Machine) -> list[dict]:
-    """A row per model of a table of `costs`, with the bytes of a step in MiB."""
+def cost_rows(
+    models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.Machine
+) -> list[dict]:
+    """Return A row per model of a table of `costs`, with the bytes of a step in MiB."""
     rows = []
     for name in each(models_of, "models measured"):
         measured = costs(models_of[name], ids, machine=machine)
@@ -86,9 +108,12 @@ def cost_rows(models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.
     return rows
 
 
-def costs(model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int = 3) -> dict[str, float]:
-    """One training step and one evaluation on rows (B, T): tokens per second (the median of `times`), and the most
-    bytes that the step held beyond the model. The model loses its gradients."""
+def costs(
+    model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int = 3
+) -> dict[str, float]:
+    """One training step and one evaluation on rows (B, T): tokens per second (the median of
+    `times`), and the most bytes that the step held beyond the model. The model loses its gradients.
+    """
     if times < 1:
         raise ValueError(f"times = {times}: must be at least 1")
     ids = ids.to(machine.device)

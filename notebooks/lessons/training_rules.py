@@ -1,8 +1,11 @@
-"""The rules for training that the write-up on spiking distillation gives, each with the pitfall that tried it.
+"""The rules for training that the write-up on spiking distillation gives, each with the pitfall
+that tried it.
 
-Every rule was run as it stands and as it should be, in the notebook that the table names. `rows` is that table.
+Every rule was run as it stands and as it should be, in the notebook that the table names. `rows` is
+that table.
 
-Footgun: a rule that is right for one device or one version may be wrong for another. Each verdict names its versions.
+Footgun: a rule that is right for one device or one version may be wrong for another. Each verdict
+names its versions.
 """
 
 from lessons.pitfalls import pitfall
@@ -25,9 +28,14 @@ RULES = {
 
 
 def rows() -> list[dict]:
-    """A row per rule: what came out when it was run, what to do instead, and where."""
+    """Return A row per rule: what came out when it was run, what to do instead, and where."""
     shown = {rule: pitfall(number) for rule, (number, _) in RULES.items()}
     return [
-        {"rule": rule, "what came out": f"{p.id} {p.title}", "instead": p.fix, "notebook": RULES[rule][1]}
+        {
+            "rule": rule,
+            "what came out": f"{p.id} {p.title}",
+            "instead": p.fix,
+            "notebook": RULES[rule][1],
+        }
         for rule, p in shown.items()
     ]

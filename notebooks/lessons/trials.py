@@ -1,13 +1,16 @@
-"""The runs of a pitfall side by side: the lines that differ, the verdict, and what each run measured.
+"""The runs of a pitfall side by side: the lines that differ, the verdict, and what each run
+measured.
 
-`trial = Trials()`, then `trial("P01", "broken", "claimed")` makes those two runs. It shows the few lines of the broken
-run that are at fault, and a table with a column for each run, the symptom first. Once "fixed" is among them, the mended
-lines stand beside the broken ones and the verdict above the table. While runs are being made, a line says which.
+`trial = Trials()`, then `trial("P01", "broken", "claimed")` makes those two runs. It shows the few
+lines of the broken run that are at fault, and a table with a column for each run, the symptom
+first. Once "fixed" is among them, the mended lines stand beside the broken ones and the verdict
+above the table. While runs are being made, a line says which.
 
-A run is made once per notebook: its facts stay in `trial.facts[number, run]` and whether the symptom shows in
-`trial.shows[number, run]`, for figures and summaries.
+A run is made once per notebook: its facts stay in `trial.facts[number, run]` and whether the
+symptom shows in `trial.shows[number, run]`, for figures and summaries.
 
-Footgun: the table leaves out what is too long to read, a loss curve above all. `facts` has everything.
+Footgun: the table leaves out what is too long to read, a loss curve above all. `facts` has
+everything.
 """
 
 import ast
@@ -22,11 +25,11 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from lessons import facts as stored_facts
-from lessons.alone import alone
-from lessons.each import Counting
+from lessons import pitfall_cache as stored_facts
 from lessons.pitfalls import Pitfall, Unavailable, pitfall
-from nblib.run import show
+from lessons.progress import Counting
+from lessons.single_process import alone
+from nbworkbook import show
 
 RUNS = ("broken", "claimed", "fixed")
 SYMPTOM = {True: "shows", False: "absent", None: "not known"}
@@ -45,7 +48,7 @@ class Trials:
         self.shows: dict[tuple[str, str], bool | None] = {}  # None: could not be run here
 
     def __call__(self, number: str, *runs: str) -> "SideBySide":
-        """The named runs of one pitfall beside each other; without names all that it has."""
+        """Return the named runs of one pitfall beside each other; without names all that it has."""
         p = pitfall(number)
         allowed = [run for run in RUNS if getattr(p, run) is not None]
         for run in runs:
@@ -62,26 +65,41 @@ class Trials:
                         with alone():
                             facts = stored_facts.read(number, run) or getattr(p, run)()
                         self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
-                    except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
-                        self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None
+                    except Unavailable as reason:
+                        # no compiler, say: the table tells, and the notebook goes on
+                        self.facts[number, run], self.shows[number, run] = (
+                            {"not run here": str(reason)},
+                            None,
+                        )
                     timed.append(f"{run} {time.monotonic() - since:.1f} s")
         both = ({run: stored[number, run] for run in runs} for stored in (self.facts, self.shows))
         return SideBySide(p, *both, line.handle)
 
 
 class SideBySide:
-    """The lines at fault and a table of facts by run; the verdict and the fix for whoever has seen the fixed run."""
+    """The lines at fault and a table of facts by run; the verdict and the fix for whoever has seen
+    the fixed run.
+    """
 
-    def __init__(self, p: Pitfall, facts: dict[str, dict], shows: dict[str, bool | None], handle: Any = None):
+    def __init__(
+        self, p: Pitfall, facts: dict[str, dict], shows: dict[str, bool | None], handle: Any = None
+    ):
         names = dict.fromkeys(name for measured in facts.values() for name in measured)
-        rows = {name: {run: measured[name] for run, measured in facts.items() if name in measured} for name in names}
+        rows = {
+            name: {run: measured[name] for run, measured in facts.items() if name in measured}
+            for name in names
+        }
         body = [
             {"fact": name} | {run: _brief(value) for run, value in row.items()}
             for name, row in rows.items()
             if not any(map(_is_series, row.values()))
         ]
         first = {"fact": "THE SYMPTOM"} | {run: SYMPTOM[seen] for run, seen in shows.items()}
-        self.title, self.table, self.handle = f"{p.id} {p.title}", show.Table([first, *body]), handle
+        self.title, self.table, self.handle = (
+            f"{p.id} {p.title}",
+            show.Table([first, *body]),
+            handle,
+        )
         self.file = file_of(p.wrong)
         self.code = {"broken": lines_of(p.wrong)} if "broken" in shows else {}
         self.verdict, self.sentences = None, {}
@@ -92,19 +110,33 @@ class SideBySide:
 
     def __str__(self) -> str:
         code = [
-            f"{name}, {self.file}:\n" + textwrap.indent("\n".join(lines), "    ") for name, lines in self.code.items()
+            f"{name}, {self.file}:\n" + textwrap.indent("\n".join(lines), "    ")
+            for name, lines in self.code.items()
         ]
         below = [
-            textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False) for name, words in self.sentences.items()
+            textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False)
+            for name, words in self.sentences.items()
         ]
-        return "\n".join([self.title, *code, *([self.verdict[0]] if self.verdict else []), str(self.table), *below])
+        return "\n".join(
+            [
+                self.title,
+                *code,
+                *([self.verdict[0]] if self.verdict else []),
+                str(self.table),
+                *below,
+            ]
+        )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         above = f"<p><b>{html.escape(self.title)}</b></p>{self._code()}"
         if self.verdict:
-            above += f"<p style='{self.verdict[1]}; padding: 3px 6px'>{html.escape(self.verdict[0])}</p>"
+            above += (
+                f"<p style='{self.verdict[1]}; padding: 3px 6px'>{html.escape(self.verdict[0])}</p>"
+            )
         table = self.table._repr_mimebundle_()["text/html"]
-        below = "".join(f"<p><b>{name}:</b> {_marked(words)}</p>" for name, words in self.sentences.items())
+        below = "".join(
+            f"<p><b>{name}:</b> {_marked(words)}</p>" for name, words in self.sentences.items()
+        )
         return {"text/plain": str(self), "text/html": f"{above}{table}{below}"}
 
     def _ipython_display_(self) -> None:
@@ -113,22 +145,23 @@ class SideBySide:
         show.displayed(show.Page(self._repr_mimebundle_()), handle)
 
     def _code(self) -> str:
-        """The code of the broken run beside that of the fixed one, or above it where lines are long; what differs is
-        coloured."""
+        """Return the code of the broken run beside that of the fixed one, or above it where lines
+        are long; what differs is coloured.
+        """
         style = "text-align: left; vertical-align: top"
         both = list(self.code.values())
-        cells = [
-            f"<td style='{style}'><b>{name}</b>"
-            f"{_coloured(lines, both[1 - n] if len(both) == 2 else None, RED if name == 'broken' else GREEN)}</td>"
-            for n, (name, lines) in enumerate(self.code.items())
-        ]
+        cells = []
+        for n, (name, lines) in enumerate(self.code.items()):
+            other = both[1 - n] if len(both) == 2 else None
+            shown = _coloured(lines, other, RED if name == "broken" else GREEN)
+            cells.append(f"<td style='{style}'><b>{name}</b>{shown}</td>")
         wide = sum(max(map(len, lines)) for lines in both) > BESIDE
         rows = f"<tr>{('</tr><tr>' if wide else '').join(cells)}</tr>"
         return f"<table>{rows}</table><p><a href='{self.file}'>{self.file}</a></p>" if cells else ""
 
 
 def lines_of(thing: Callable) -> list[str]:
-    """The source of a function or class, without its docstring and its decorators."""
+    """Return the source of a function or class, without its docstring and its decorators."""
     text = textwrap.dedent(inspect.getsource(thing)).rstrip()
     (node,) = ast.parse(text).body
     lines = text.splitlines()
@@ -151,20 +184,31 @@ def _coloured(lines: list[str], beside: list[str] | None, style: str) -> str:
         html.escape(line)
         if beside is None or n in same or n == 0
         else f"<span style='{style}'>{html.escape(line)}</span>"
-        for n, line in enumerate(lines)  # the first line is the name of the function, which always differs
+        # the first line is the name of the function, which always differs
+        for n, line in enumerate(lines)
     ]
-    return f"<pre style='text-align: left; margin: 0; font-family: monospace'>{chr(10).join(rows)}</pre>"
+    return (
+        "<pre style='text-align: left; margin: 0; font-family: "
+        f"monospace'>{chr(10).join(rows)}</pre>"
+    )
 
 
 def _verdict(p: Pitfall, shows: dict[str, bool | None]) -> tuple[str, str]:
-    """What the runs say, in a line and its colour."""
+    """Return what the runs say, in a line and its colour."""
     if None in shows.values():
         return "Not known on this machine: a run could not be made.", GREY
     if p.claimed is None:
         return "The broken lines bring the symptom; the fix ends it.", GREEN
     if p.claim_holds:
-        return "The claim holds: the cause that is named brings the symptom, and the fix ends it.", GREEN
-    return "The claim does not hold: the cause that is named does not bring the symptom. The broken lines do.", RED
+        return (
+            "The claim holds: the cause that is named brings the symptom, and the fix ends it.",
+            GREEN,
+        )
+    return (
+        "The claim does not hold: the cause that is named does not bring the symptom. The "
+        "broken lines do.",
+        RED,
+    )
 
 
 def _sentence(words: str) -> str:
@@ -181,11 +225,15 @@ def _is_series(value: Any) -> bool:
 
 
 def _brief(value: Any) -> Any:
-    """What fits a cell: numbers and booleans as they are, anything else as text on one line, cut between words."""
+    """Return what fits a cell: numbers and booleans as they are, anything else as text on one line,
+    cut between words.
+    """
     if isinstance(value, dict):
         value = ", ".join(f"{name} {show.cell(_brief(inner))}" for name, inner in value.items())
     elif isinstance(value, (list, tuple)):
         value = ", ".join(show.cell(_brief(inner)) for inner in value)
     elif isinstance(value, (bool, int, float)):
         return value
-    return textwrap.shorten(str("none" if value in (None, "") else value), WIDEST, placeholder=" ...")
+    return textwrap.shorten(
+        str("none" if value in (None, "") else value), WIDEST, placeholder=" ..."
+    )

@@ -3,9 +3,10 @@
     import absent_card; absent_card.appear()  # before torch
     import torch
 
-After that torch says that it sees one card. Tensors on it must be fake (card_shapes.py) or compute on the CPU
-(card_values.py), because no kernel and no memory is behind it. Autograd and autocast ask the C++ side about the device,
-so forty lines of C++ (guard.cpp) are compiled once, into the folder of Python's own compiled files.
+After that torch says that it sees one card. Tensors on it must be fake (card_shapes.py) or compute
+on the CPU (card_values.py), because no kernel and no memory is behind it. Autograd and autocast ask
+the C++ side about the device, so forty lines of C++ (guard.cpp) are compiled once, into the folder
+of Python's own compiled files.
 
 Footgun: it is for a process of its own. torch cannot be told afterwards that there is no card.
 """
@@ -34,17 +35,29 @@ def missing() -> str:
         return "the card that is not there is built for Linux alone"
     if torch.version.cuda:
         return "torch is built for CUDA here: nblib gpu-check and the notebooks themselves say more"
-    return "" if compiler() else "no C++ compiler is here (c++, g++, clang++): it builds tests/card/guard.cpp"
+    return (
+        ""
+        if compiler()
+        else "no C++ compiler is here (c++, g++, clang++): it builds tests/card/guard.cpp"
+    )
 
 
 def compiler() -> str | None:
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "c++", "g++", "clang++"))), None)
+    return next(
+        filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "c++", "g++", "clang++"))),
+        None,
+    )
 
 
 def build() -> Path:
-    """The compiled guard for this torch, made if it is not there. Several processes may do it at once."""
+    """The compiled guard for this torch, made if it is not there.
+
+    Several processes may do it at once.
+    """
     torch = Path(importlib.util.find_spec("torch").origin).parent
-    stamp = hashlib.sha256((HERE / "guard.cpp").read_bytes() + (torch / "version.py").read_bytes()).hexdigest()[:12]
+    stamp = hashlib.sha256(
+        (HERE / "guard.cpp").read_bytes() + (torch / "version.py").read_bytes()
+    ).hexdigest()[:12]
     library = HERE / "__pycache__" / f"guard-{stamp}.so"
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
@@ -58,7 +71,14 @@ def build() -> Path:
             f"-I{torch / 'include'}",
             str(HERE / "guard.cpp"),
         ]
-        command += ["-o", str(partial), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"]
+        command += [
+            "-o",
+            str(partial),
+            f"-L{torch / 'lib'}",
+            "-ltorch_cpu",
+            "-lc10",
+            f"-Wl,-rpath,{torch / 'lib'}",
+        ]
         subprocess.run(command, check=True)
         partial.replace(library)
     return library
@@ -89,9 +109,17 @@ def appear() -> None:
         "memory_stats": {},
         "is_current_stream_capturing": False,
     }
-    always |= dict.fromkeys(("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "set_rng_state_all"))
     always |= dict.fromkeys(
-        ("set_sync_debug_mode", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state")
+        ("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "set_rng_state_all")
+    )
+    always |= dict.fromkeys(
+        (
+            "set_sync_debug_mode",
+            "reset_peak_memory_stats",
+            "manual_seed",
+            "manual_seed_all",
+            "set_rng_state",
+        )
     )
     for name, answer in always.items():
         for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
@@ -100,13 +128,18 @@ def appear() -> None:
     # The CPU's generator draws for the card, so its state is the card's too.
     torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(
-        name="a card that is not there", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132
+        name="a card that is not there",
+        major=9,
+        minor=0,
+        total_memory=80 * 2**30,
+        multi_processor_count=132,
     )
     torch.cuda.Stream, torch.cuda.Event = _Stream, _Event
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: _Stream()
     torch.cuda.stream = lambda *_: contextlib.nullcontext()
     torch._C._cuda_getCurrentRawStream = lambda *_: 0
-    pinned = "_pinned"  # memory is pinned in name alone, so that a copy from it can be told from others
+    # memory is pinned in name alone, so that a copy from it can be told from others
+    pinned = "_pinned"
     torch.Tensor.pin_memory = lambda t, *_: setattr(copy := t.clone(), pinned, True) or copy
     torch.Tensor.is_pinned = lambda t, *_: getattr(t, pinned, False)
     torch.Tensor.record_stream = lambda *_: None
@@ -114,11 +147,17 @@ def appear() -> None:
 
 
 def _send_python_numbers(torch) -> None:
-    """`torch.tensor(numbers, device="cuda")` as two steps, because torch takes both below where Python can look."""
+    """`torch.tensor(numbers, device="cuda")` as two steps, because torch takes both below where
+    Python can look.
+    """
 
     def two_steps(make, values, *args, device=None, **options):
         there = device is not None and torch.device(device).type == "cuda"
-        return make(values, *args, **options).to(device) if there else make(values, *args, device=device, **options)
+        return (
+            make(values, *args, **options).to(device)
+            if there
+            else make(values, *args, device=device, **options)
+        )
 
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, partial(two_steps, getattr(torch, name)))
@@ -178,12 +217,14 @@ def _named(file: str) -> str:
         return ""
     if file.startswith("<cell"):
         return file
-    if path == ROOT / "nblib" / "flops.py":  # looks on at the first step
+    if path == ROOT / "nblib" / "mfu.py":  # looks on at the first step
         return ""
     if "site-packages" not in path.parts and ROOT in path.parents and HERE != path.parent:
         return str(path.relative_to(ROOT))
     if path.parent == HERE:
-        return "" if path.name in ("absent_card.py", "card_shapes.py", "card_values.py") else path.name
+        return (
+            "" if path.name in ("absent_card.py", "card_shapes.py", "card_values.py") else path.name
+        )
     for name in ("transformers", "peft", "accelerate"):
         if name in path.parts:
             return str(Path(*path.parts[path.parts.index(name) :]))
@@ -191,7 +232,9 @@ def _named(file: str) -> str:
 
 
 def line() -> str:
-    """The nearest line of the project or of its models above the caller; 'backward' where none is."""
+    """The nearest line of the project or of its models above the caller; 'backward' where none
+    is.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if name := _named(frame.f_code.co_filename):

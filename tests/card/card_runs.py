@@ -1,4 +1,6 @@
-"""Each program of this folder in a process of its own, and its answer for all tests that ask, in whichever worker."""
+"""Each program of this folder in a process of its own, and its answer for all tests that ask, in
+whichever worker.
+"""
 
 import json
 import os
@@ -16,7 +18,8 @@ from nblib import files
 def _forks() -> warm.Warm:
     """The process of this worker that has imported everything (forks.py)."""
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
-    # offline is read when a library is imported; new memory holds -1.7e38: what reads it before it was written shows
+    # offline is read when a library is imported; new memory holds -1.7e38: what reads it before it
+    # was written shows
     return warm.Warm(HERE / "forks.py", PYTHONPATH=paths, HF_HUB_OFFLINE="1", MALLOC_PERTURB_="1")
 
 

@@ -1,16 +1,17 @@
-"""Tensors that say they are on `cuda:0`, compute on the CPU, and refuse every mixture of devices as a card does.
+"""Tensors that say they are on `cuda:0`, compute on the CPU, and refuse every mixture of devices as
+a card does.
 
-`begin()` makes `device="cuda"` work in this process. A tensor there holds a CPU tensor (`.on_cpu`) and passes every
-operation on to it. So all numbers are real, and the code takes the path that it takes on a card. Refused, with CUDA's
-own sentence and the line that asked, is what a card refuses:
+`begin()` makes `device="cuda"` work in this process. A tensor there holds a CPU tensor (`.on_cpu`)
+and passes every operation on to it. So all numbers are real, and the code takes the path that it
+takes on a card. Refused, with CUDA's own sentence and the line that asked, is what a card refuses:
 
-    an operation on tensors of both devices; a CPU tensor of no dimension may join one of the card, but not receive it
-    an index on the card for a tensor of the CPU; the other way round is copied, so it is allowed
-    numpy: `.numpy()`, `numpy.asarray`, matplotlib
-    a generator of the CPU for a draw on the card
+    an operation on tensors of both devices; a CPU tensor of no dimension may join one of the card,
+    but not receive it an index on the card for a tensor of the CPU; the other way round is copied,
+    so it is allowed numpy: `.numpy()`, `numpy.asarray`, matplotlib a generator of the CPU for a
+    draw on the card
 
-Footgun: it proves where tensors are, not that kernels exist or are right. What bitsandbytes and inductor build has no
-CPU tensor to pass to.
+Footgun: it proves where tensors are, not that kernels exist or are right. What bitsandbytes and
+inductor build has no CPU tensor to pass to.
 """
 
 import absent_card
@@ -32,7 +33,8 @@ CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_, aten._to_copy, aten._foreach_copy_}
 INDEXES = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-JOINS = {aten.masked_fill, aten.masked_fill_, aten.fill, aten.fill_}  # besides pointwise ones: take a number of the CPU
+# besides pointwise ones: take a number of the CPU
+JOINS = {aten.masked_fill, aten.masked_fill_, aten.fill, aten.fill_}
 
 
 class CardTensor(Tensor):
@@ -42,8 +44,12 @@ class CardTensor(Tensor):
 
     @staticmethod
     def __new__(cls, on_cpu: Tensor):
-        shape = dict(strides=on_cpu.stride(), storage_offset=on_cpu.storage_offset(), layout=on_cpu.layout)
-        t = torch.Tensor._make_wrapper_subclass(cls, on_cpu.size(), **shape, dtype=on_cpu.dtype, device=CARD)
+        shape = dict(
+            strides=on_cpu.stride(), storage_offset=on_cpu.storage_offset(), layout=on_cpu.layout
+        )
+        t = torch.Tensor._make_wrapper_subclass(
+            cls, on_cpu.size(), **shape, dtype=on_cpu.dtype, device=CARD
+        )
         t.on_cpu = on_cpu
         return t
 
@@ -64,7 +70,9 @@ class CardTensor(Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol"
+            )
         twin = CardTensor(self.on_cpu.detach().clone())
         is_parameter = isinstance(self, torch.nn.Parameter)
         memo[id(self)] = twin = torch.nn.Parameter(twin) if is_parameter else twin
@@ -72,7 +80,8 @@ class CardTensor(Tensor):
         return twin.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: int):
-        return host(self).__reduce_ex__(protocol)  # what is loaded again is on the CPU until it is moved
+        # what is loaded again is on the CPU until it is moved
+        return host(self).__reduce_ex__(protocol)
 
 
 def refuse(sentence: str) -> None:
@@ -87,18 +96,30 @@ def check(op, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
         return
     if packet in INDEXES:
         if not isinstance(args[0], CardTensor):
-            refuse("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+            refuse(
+                "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+            )
         values = args[2] if len(args) > 2 else None
         if isinstance(values, Tensor) and not isinstance(values, CardTensor) and values.dim():
             refuse("expected self and value to be in same device")
         return
-    joins = torch.Tag.pointwise in op.tags or packet in JOINS or op.name().startswith("aten::_foreach")
+    joins = (
+        torch.Tag.pointwise in op.tags or packet in JOINS or op.name().startswith("aten::_foreach")
+    )
     if stranger := [t for t in here if t.dim() or not joins]:
         shape = tuple(stranger[0].shape)
-        refuse(f"Expected all tensors to be on the same device, but found cuda:0 and cpu, a tensor of {shape} in {op}")
-    written = [a for a, s in zip(args, op._schema.arguments) if s.alias_info is not None and s.alias_info.is_write]
+        refuse(
+            f"Expected all tensors to be on the same device, but found cuda:0 and cpu, a tensor of {shape} in {op}"
+        )
+    written = [
+        a
+        for a, s in zip(args, op._schema.arguments)
+        if s.alias_info is not None and s.alias_info.is_write
+    ]
     if any(isinstance(t, Tensor) and not isinstance(t, CardTensor) for t in written):
-        refuse(f"Expected all tensors to be on the same device: {op} would write a result of cuda:0 to the cpu")
+        refuse(
+            f"Expected all tensors to be on the same device: {op} would write a result of cuda:0 to the cpu"
+        )
 
 
 def passed_on(op, args: tuple, kwargs: dict):
@@ -115,10 +136,17 @@ def passed_on(op, args: tuple, kwargs: dict):
         return op(*args, **kwargs)
     check(op, args, kwargs, tensors)
     generator = kwargs.get("generator")
-    if generator is not None and generator.device.type == "cpu" and (on_card or device.type == "cuda"):
+    if (
+        generator is not None
+        and generator.device.type == "cpu"
+        and (on_card or device.type == "cuda")
+    ):
         refuse("Expected a 'cuda' device type for generator but found 'cpu'")
     outer = {id(x.on_cpu): x for x in tensors if isinstance(x, CardTensor)}
-    out = op(*[_each(_inside, x) for x in args], **{name: _each(_inside, x) for name, x in kwargs.items()})
+    out = op(
+        *[_each(_inside, x) for x in args],
+        **{name: _each(_inside, x) for name, x in kwargs.items()},
+    )
     if op.overloadpacket is aten.copy_:
         return args[0]
     stays = on_card if device is None else device.type == "cuda"
@@ -127,7 +155,8 @@ def passed_on(op, args: tuple, kwargs: dict):
     def outside(x):
         if not isinstance(x, Tensor) or id(x) in plain:
             return x
-        if id(x) in outer:  # written in place: the tensor itself, with the shape that it may have got
+        # written in place: the tensor itself, with the shape that it may have got
+        if id(x) in outer:
             return outer[id(x)]
         return CardTensor(x) if stays else x
 
@@ -135,7 +164,9 @@ def passed_on(op, args: tuple, kwargs: dict):
 
 
 def _leaves(args: tuple, kwargs: dict) -> Iterator:
-    """Operations take lists, and no list holds another: a look at them is quicker than torch's own walk of a tree."""
+    """Operations take lists, and no list holds another: a look at them is quicker than torch's own
+    walk of a tree.
+    """
     for x in (*args, *kwargs.values()):
         yield from x if isinstance(x, list | tuple) else (x,)
 
@@ -151,7 +182,9 @@ def _inside(x):
 
 
 class _Card(TorchDispatchMode):
-    """Catches what has no tensor of the card among its inputs: `torch.zeros(3, device="cuda")`, `t.to("cuda")`."""
+    """Catches what has no tensor of the card among its inputs: `torch.zeros(3, device="cuda")`,
+    `t.to("cuda")`.
+    """
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         return passed_on(op, args, kwargs or {})
@@ -165,14 +198,21 @@ def host(t: Tensor) -> Tensor:
 def _reading(make, values, *args, **options):
     """`torch.tensor([loss, 1.0])` reads a number off the card for each of its tensors."""
     if isinstance(values, list | tuple):
-        values = tree.tree_map(lambda x: x.item() if isinstance(x, CardTensor) and not x.dim() else x, values)
+        values = tree.tree_map(
+            lambda x: x.item() if isinstance(x, CardTensor) and not x.dim() else x, values
+        )
     return make(values, *args, **options)
 
 
 def begin() -> None:
     """From here on this process has a card of values."""
     torch.__future__.set_swap_module_params_on_conversion(True)
-    save, numpy, tolist, address = safetensors.torch.save_file, Tensor.numpy, Tensor.tolist, Tensor.data_ptr
+    save, numpy, tolist, address = (
+        safetensors.torch.save_file,
+        Tensor.numpy,
+        Tensor.tolist,
+        Tensor.data_ptr,
+    )
     storage, untyped = Tensor.storage, Tensor.untyped_storage
     pointer, histogram = Tensor.__array__, torch.histc
 
@@ -193,10 +233,14 @@ def begin() -> None:
     Tensor.data_ptr = lambda t: address(host(t))
     Tensor.storage = lambda t: storage(host(t))
     Tensor.untyped_storage = lambda t: untyped(host(t))
-    torch.histc = lambda x, *args, **options: histogram(x.float(), *args, **options)  # whole numbers: on a card alone
+    # whole numbers: on a card alone
+    torch.histc = lambda x, *args, **options: histogram(x.float(), *args, **options)
 
-    # `with torch.device("meta")` knows the functions by torch's own names, which are not these any more
-    _device_constructors().update(getattr(torch._C._VariableFunctions, name) for name in ("tensor", "as_tensor"))
+    # `with torch.device("meta")` knows the functions by torch's own names, which are not these any
+    # more
+    _device_constructors().update(
+        getattr(torch._C._VariableFunctions, name) for name in ("tensor", "as_tensor")
+    )
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, partial(_reading, getattr(torch, name)))
 

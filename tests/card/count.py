@@ -1,11 +1,13 @@
-"""What one training step of each method asks of a card: waits, copies, fp32 products, casts, launches.
+"""What one training step of each method asks of a card: waits, copies, fp32 products, casts,
+launches.
 
     python tests/card/count.py [METHOD ...] [--lines] [--json FILE]
 
-Runs the loop itself, `nblib.train.steps`, on a card of shapes (card_shapes.py) in bf16. A step with one micro-batch and
-a step with two are counted, so that what happens per step is told from what happens per micro-batch. The models have
-two layers and a vocabulary of 4,096. Waits and copies do not depend on the width. Launches, and the waits of a
-mixture's experts, grow with the layers. test_card_steps.py holds the bounds.
+Runs the loop itself, `nblib.train.steps`, on a card of shapes (card_shapes.py) in bf16. A step with
+one micro-batch and a step with two are counted, so that what happens per step is told from what
+happens per micro-batch. The models have two layers and a vocabulary of 4,096. Waits and copies do
+not depend on the width. Launches, and the waits of a mixture's experts, grow with the layers.
+test_card_steps.py holds the bounds.
 """
 
 import card_shapes  # isort: skip  # before torch
@@ -19,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lessons.method_steps import METHODS, Size, Training, adamw, batches, dense, model
 from nblib import losses, runtime, train
+from nbworkbook.method_steps import METHODS, Size, Training, adamw, batches, dense, model
 
 MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
 NAMES = ("waits", "copies", "unpinned", "products", "casts", "launches")
@@ -28,7 +30,9 @@ SIZE = Size()
 
 
 def waiting(net: nn.Module, batch: dict) -> dict:
-    """A loss with a planted wait and a planted product in fp32, which the tests look for by line."""
+    """A loss with a planted wait and a planted product in fp32, which the tests look for by
+    line.
+    """
     terms = losses.causal_lm(net, batch)
     float(terms["ce"])
     with torch.autocast("cuda", enabled=False):
@@ -40,7 +44,9 @@ def planted(size: Size) -> Training:
     return adamw(model(size), loss=waiting)
 
 
-def counted(make: Callable[[Size], Training], *, accumulate: int, watch: card_shapes.Watch) -> card_shapes.Count:
+def counted(
+    make: Callable[[Size], Training], *, accumulate: int, watch: card_shapes.Watch
+) -> card_shapes.Count:
     """One step of the loop, after a first one that makes the optimizer's state."""
     net, optimizers, loss, more = make(SIZE)
     options = dict(total=3, accumulate=accumulate, machine=MACHINE, loss=loss)
@@ -60,15 +66,23 @@ def measure(make: Callable[[Size], Training]) -> dict[str, dict[str, dict[str, i
     found = {}
     for name in NAMES:
         once, twice = getattr(one, name), getattr(two, name)
-        micro = Counter({line: twice[line] - once[line] for line in twice if twice[line] != once[line]})
-        step = Counter({line: once[line] - micro[line] for line in once if once[line] != micro[line]})
+        micro = Counter(
+            {line: twice[line] - once[line] for line in twice if twice[line] != once[line]}
+        )
+        step = Counter(
+            {line: once[line] - micro[line] for line in once if once[line] != micro[line]}
+        )
         found[name] = {"step": dict(step), "micro": dict(micro)}
     return found
 
 
 def figures(measured: dict) -> dict[str, int]:
     """The sums that are bounded."""
-    total = {(name, when): sum(measured[name][when].values()) for name in NAMES for when in ("step", "micro")}
+    total = {
+        (name, when): sum(measured[name][when].values())
+        for name in NAMES
+        for when in ("step", "micro")
+    }
     return {
         "waits per step": total["waits", "step"],
         "waits per micro-batch": total["waits", "micro"],
@@ -90,7 +104,9 @@ def table(measured: dict[str, dict]) -> str:
     width = max(map(len, sums))
     lines = [f"{'':{width}}  " + "  ".join(heads)]
     for method, row in sums.items():
-        lines.append(f"{method:{width}}  " + "  ".join(f"{row[head]:{len(head)}d}" for head in heads))
+        lines.append(
+            f"{method:{width}}  " + "  ".join(f"{row[head]:{len(head)}d}" for head in heads)
+        )
     return "\n".join(lines)
 
 
@@ -103,8 +119,12 @@ def by_line(counts: dict, name: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="what one training step of each method asks of a card")
-    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"{', '.join(METHODS)}; default all")
+    parser = argparse.ArgumentParser(
+        description="what one training step of each method asks of a card"
+    )
+    parser.add_argument(
+        "methods", nargs="*", metavar="METHOD", help=f"{', '.join(METHODS)}; default all"
+    )
     parser.add_argument("--lines", action="store_true", help="all but launches, by line of source")
     parser.add_argument("--json", type=Path, help="a file for everything that was counted")
     options = parser.parse_args()

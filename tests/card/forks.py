@@ -1,4 +1,5 @@
-"""Imports torch with its card and the libraries once, and runs the programs of this folder, each in a fork of its own.
+"""Imports torch with its card and the libraries once, and runs the programs of this folder, each in
+a fork of its own.
 
     python tests/card/forks.py     as tests/warm.py, which says what it reads and answers
 
@@ -14,10 +15,18 @@ sys.path.append(str(absent_card.ROOT / "tests"))  # last: that folder holds one 
 
 import warm  # noqa: E402
 
-FAMILIES = ("qwen3", "qwen3_moe", "llama", "mixtral", "gpt2")  # transformers imports them when it meets their names
+# transformers imports them when it meets their names
+FAMILIES = ("qwen3", "qwen3_moe", "llama", "mixtral", "gpt2")
 NEEDED = [f"transformers.models.{family}.modeling_{family}" for family in FAMILIES]
-NEEDED += ["transformers.trainer", "peft", "IPython.core.formatters", "nblib.doctor", "nblib.hf", "nblib.run.show"]
-NEEDED += ["lessons.trials", "lessons.exercises", "lessons.gpu_check", "lessons.method_steps"]
+NEEDED += [
+    "transformers.trainer",
+    "peft",
+    "IPython.core.formatters",
+    "nblib.doctor",
+    "nblib.hf",
+    "nbworkbook.show",
+]
+NEEDED += ["lessons.trials", "lessons.exercises", "nbworkbook.gpu_check", "nbworkbook.method_steps"]
 
 if __name__ == "__main__":
     warm.serve(NEEDED)

@@ -1,13 +1,16 @@
-"""What the gpu profiles of notebooks 10 to 15 need, by the notebooks' own lines on a card of shapes.
+"""What the gpu profiles of notebooks 10 to 15 need, by the notebooks' own lines on a card of
+shapes.
 
     python tests/card/profile_memory.py [NOTEBOOK ...] [--one]
 
-For cards of 24, 80 and 141 GB the cell that chooses `rows` is executed with the profile's parameters, the published
-sizes of its model, and what the card then has free. Prints the comment lines that belong on top of the profile. With
---one only one number is computed again: the bytes of a step at the rows that the comment names for 80 GB.
+For cards of 24, 80 and 141 GB the cell that chooses `rows` is executed with the profile's
+parameters, the published sizes of its model, and what the card then has free. Prints the comment
+lines that belong on top of the profile. With --one only one number is computed again: the bytes of
+a step at the rows that the comment names for 80 GB.
 
-Tokens are rows x accumulate x length x steps of the main training. Its time is 6 operations per parameter that works
-on a token, 8 where blocks are computed twice, over an assumed 100 TFLOP/s. Nothing of this is measured on a card.
+Tokens are rows x accumulate x length x steps of the main training. Its time is 6 operations per
+parameter that works on a token, 8 where blocks are computed twice, over an assumed 100 TFLOP/s.
+Nothing of this is measured on a card.
 """
 
 import card_shapes  # isort: skip  # before torch
@@ -26,19 +29,33 @@ import transformers as tf
 from torch import nn
 from torch.nn import functional as F
 
-from lessons import goose, jamba, mixture_of_depths, multi_token, muon_race
-from nblib import base, losses, memory, models, paths, runtime
-from nblib.methods import ard, lrc, moe, objective, param_groups
-from nblib.run import parameters
+from experiments import muon_race
+from nblib import losses, memory, models, paths, runtime
+from nblib.methods import ard, goose, lrc, moe
+from nblib.methods.distill import objective
+from nblib.methods.moe import depths, jamba, multi_token
+from nblib.methods.muon import groups
+from nbworkbook import base_model, parameters
 
 CARDS, SPEED = (24, 80, 141), 100e12
 KEYS = dict(use_cache=False, tie_word_embeddings=True)
-QWEN = KEYS | dict(vocab_size=151936, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+QWEN = KEYS | dict(
+    vocab_size=151936,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+)
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": tf.Qwen3Config(hidden_size=1024, intermediate_size=3072, **QWEN),
     "Qwen/Qwen3-1.7B": tf.Qwen3Config(hidden_size=2048, intermediate_size=6144, **QWEN),
     "HuggingFaceTB/SmolLM2-1.7B": tf.LlamaConfig(
-        vocab_size=49152, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=32, **KEYS
+        vocab_size=49152,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        **KEYS,
     ),
     "openai-community/gpt2": tf.GPT2Config(use_cache=False),
 }
@@ -50,7 +67,8 @@ LINE = "# As computed, not measured, in GB of the card: "
 def profile(name: str) -> dict:
     declared = parameters.declared(paths.notebooks() / f"{name}.ipynb")
     values = parameters.load_yaml(file(name))
-    return {key: p.default for key, p in declared.items()} | values  # checked by tests/test_notebooks.py
+    # checked by tests/test_notebooks.py
+    return {key: p.default for key, p in declared.items()} | values
 
 
 def file(name: str) -> Path:
@@ -69,20 +87,38 @@ def bytes_of(net: nn.Module, *, four_bit: bool = False) -> int:
 
 
 def chosen(name: str, values: dict, net: nn.Module | None):
-    """The notebook's need() and its choice, as functions: rows -> bytes beside and all, GB -> (rows, accumulate)."""
+    """The notebook's need() and its choice, as functions: rows -> bytes beside and all, GB ->
+    (rows, accumulate).
+    """
     machine = runtime.Machine(torch.device("cuda:0"), "bf16", "a card of shapes")
-    world = dict(values) | dict(torch=torch, partial=partial, models=models, losses=losses, machine=machine)
-    world |= dict(lrc=lrc, ard=ard, moe=moe, objective=objective, param_groups=param_groups, muon_race=muon_race)
-    world |= dict(goose=goose, jamba=jamba, mixture_of_depths=mixture_of_depths, multi_token=multi_token)
-    world |= dict(vocabulary=base.RECIPES["full"]["vocab"] if net is None else net.config.vocab_size, teacher=net)
+    world = dict(values) | dict(
+        torch=torch, partial=partial, models=models, losses=losses, machine=machine
+    )
+    world |= dict(
+        lrc=lrc,
+        ard=ard,
+        moe=moe,
+        objective=objective,
+        groups=groups,
+        param_groups=groups,
+        muon_race=muon_race,
+    )
+    world |= dict(goose=goose, jamba=jamba, mixture_of_depths=depths, multi_token=multi_token)
+    world |= dict(
+        vocabulary=base_model.RECIPES["full"]["vocab"] if net is None else net.config.vocab_size,
+        teacher=net,
+    )
     world |= dict(setup=SimpleNamespace(model=net), data=SimpleNamespace(model=net))
     world["shape"] = {
-        name: values.get(key) for name, key in dict(hidden="hidden", layers="layers", heads="attention_heads").items()
+        name: values.get(key)
+        for name, key in dict(hidden="hidden", layers="layers", heads="attention_heads").items()
     } | {key: values.get(key) for key in ("width", "experts", "top_k")}
     here = 0 if net is None else bytes_of(net)
     if values.get("four_bit"):
         packed = bytes_of(net, four_bit=True)
-        world["base"] = SimpleNamespace(parameters=lambda: [torch.empty(packed, dtype=torch.uint8, device="meta")])
+        world["base"] = SimpleNamespace(
+            parameters=lambda: [torch.empty(packed, dtype=torch.uint8, device="meta")]
+        )
         here += packed
     else:
         world["base"] = net
@@ -101,8 +137,9 @@ def chosen(name: str, values: dict, net: nn.Module | None):
 
 
 def _lines(name: str) -> list[ast.stmt]:
-    """Of the cell that chooses the rows what the choice needs, and before it what of earlier cells it refers to:
-    functions, and the models that are made on the meta device."""
+    """Of the cell that chooses the rows what the choice needs, and before it what of earlier cells
+    it refers to: functions, and the models that are made on the meta device.
+    """
     earlier: dict[str, ast.stmt] = {}
     keep: list[ast.stmt] = []
     for cell in parameters.cells(paths.notebooks() / f"{name}.ipynb"):
@@ -112,7 +149,13 @@ def _lines(name: str) -> list[ast.stmt]:
                 keep = [node for node in nodes if _names(node) & {"need", "copies", "plan", "fit"}]
                 break
             earlier |= {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-            earlier |= {n.id: node for node in nodes if isinstance(node, ast.With) for n in ast.walk(node) if _set(n)}
+            earlier |= {
+                n.id: node
+                for node in nodes
+                if isinstance(node, ast.With)
+                for n in ast.walk(node)
+                if _set(n)
+            }
     before: list[ast.stmt] = []
     for node in chain(keep, before):  # which grows while it is read
         before += [earlier.pop(called) for called in sorted(_names(node) & earlier.keys())]
@@ -139,23 +182,32 @@ def work(name: str, values: dict, net: nn.Module | None) -> tuple[int, float]:
     with torch.device("meta"):
         if name == "12_moe_muon":
             mixture = muon_race.backbone(
-                base.RECIPES["full"]["vocab"],
+                base_model.RECIPES["full"]["vocab"],
                 family=values["backbone"],
                 heads=values["attention_heads"],
                 **{key: values[key] for key in ("hidden", "layers", "width", "experts", "top_k")},
             )
             operations = each * moe.sizes(mixture)["active"]
         elif name == "13_distillation":
-            shape = dict(hidden=values["hidden"], layers=values["layers"], heads=values["attention_heads"])
+            shape = dict(
+                hidden=values["hidden"], layers=values["layers"], heads=values["attention_heads"]
+            )
             student = models.tiny(net.config.vocab_size, length=values["length"], **shape)
             operations = each * models.count(student)["all"] + 2 * models.count(net)["all"]
         elif name == "14_sparse_depth":
             parts = {key: values[key] for key in ("hidden", "layers", "width", "experts", "top_k")}
-            family, heads, words = values["backbone"], values["attention_heads"], base.RECIPES["full"]["vocab"]
+            family, heads, words = (
+                values["backbone"],
+                values["attention_heads"],
+                base_model.RECIPES["full"]["vocab"],
+            )
             mixture = muon_race.backbone(words, family=family, heads=heads, **parts)
             sizes = moe.sizes(mixture)
-            blocks = sizes["active"] - words * values["hidden"]  # every second one works on a share of the tokens
-            operations = each * (blocks * (1 + values["capacity"]) / 2 + words * values["hidden"] * values["ahead"])
+            # every second one works on a share of the tokens
+            blocks = sizes["active"] - words * values["hidden"]
+            operations = each * (
+                blocks * (1 + values["capacity"]) / 2 + words * values["hidden"] * values["ahead"]
+            )
         elif name == "15_spiking_student":
             shape = dict(hidden=values["hidden"], layers=values["layers"], length=values["length"])
             student = goose.tiny(net.config.vocab_size, **shape)
@@ -201,7 +253,9 @@ def again(name: str) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description="the memory, tokens and time of the gpu profiles")
     parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(DEFAULTS)}; default all")
-    parser.add_argument("--one", action="store_true", help="one figure of memory for each, to compare")
+    parser.add_argument(
+        "--one", action="store_true", help="one figure of memory for each, to compare"
+    )
     parser.add_argument("--json", type=Path, help="a file for the answer")
     options = parser.parse_args()
     F.scaled_dot_product_attention = card_shapes._attention

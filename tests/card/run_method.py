@@ -1,9 +1,11 @@
-"""A tiny training of each method on a card of values, with its checkpoint, and what the method does beside it.
+"""A tiny training of each method on a card of values, with its checkpoint, and what the method does
+beside it.
 
     python tests/card/run_method.py METHOD [--plant]
 
-Three steps of the loop in bf16, a resume for a fourth, and an evaluation. With --plant a tensor of the CPU is slipped
-into the computation of the method itself, in the place that is most easily forgotten when a model moves.
+Three steps of the loop in bf16, a resume for a fourth, and an evaluation. With --plant a tensor of
+the CPU is slipped into the computation of the method itself, in the place that is most easily
+forgotten when a model moves.
 """
 
 import card_values  # isort: skip  # before torch
@@ -19,19 +21,16 @@ import peft
 import torch
 from torch import nn
 
-from lessons import (
-    ard_ranks,
-    goose,
-    mixture_of_depths,
-    multi_token,
-    router_health,
-    skipping,
-    spiking_health,
-    ternary_product,
-)
-from lessons.temperature import Learned
+from lessons import skipping, spiking_health
 from nblib import losses, models, runtime, text, train
-from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
+from nblib.methods import ard, goose, lrc, moe
+from nblib.methods.ard import ranks
+from nblib.methods.distill import objective, teacher_cache
+from nblib.methods.distill.temperature import Learned
+from nblib.methods.lrc import packed
+from nblib.methods.moe import depths as mixture_of_depths
+from nblib.methods.moe import multi_token, router_health
+from nblib.methods.muon import groups
 
 VOCABULARY, LENGTH = 256, 32
 MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
@@ -65,10 +64,14 @@ def dense(folder: Path, plant: bool) -> None:
 
 
 def lora(folder: Path, plant: bool) -> None:
-    net = peft.get_peft_model(tiny(), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0))
+    net = peft.get_peft_model(
+        tiny(), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+    )
     models.hold(net, MACHINE.frozen_dtype)
     if plant:
-        stay_behind(next(m for n, m in net.named_modules() if n.endswith("lora_A.default")), "weight")
+        stay_behind(
+            next(m for n, m in net.named_modules() if n.endswith("lora_A.default")), "weight"
+        )
     learn(net, train.adamw(net, lr=1e-3), folder)
 
 
@@ -82,7 +85,7 @@ def ternary(folder: Path, plant: bool) -> None:
     lrc.save(net, folder / "saved")
     again = lrc.load(folder / "saved").to("cuda")
     again(fixed().to("cuda"))
-    ternary_product.pack(again)
+    packed.pack(again)
     with torch.no_grad():
         again(fixed().to("cuda"))
 
@@ -93,15 +96,15 @@ def ard_lora(folder: Path, plant: bool) -> None:
         stay_behind(next(iter(ard.adapters(net).values())), "prior")
     optimizer = train.adamw(net, lr=1e-3)
     learn(net, optimizer, folder, loss=ard.loss(net, beta=1e-3, warmup=2, optimizer=optimizer))
-    ard_ranks.estimate_priors(net, [next(batches())], machine=MACHINE)
-    ard_ranks.prune(net, ard_ranks.relevance(net), keep=8)
+    ranks.estimate_priors(net, [next(batches())], machine=MACHINE)
+    ranks.prune(net, ranks.relevance(net), keep=8)
 
 
 def mixture(folder: Path, plant: bool) -> None:
     net = tiny(family="qwen3_moe")
     if plant:
         stay_behind(next(iter(moe.routers(net).values())), "weight")
-    learn(net, param_groups.optimizers(net), folder, loss=moe.loss())
+    learn(net, groups.optimizers(net), folder, loss=moe.loss())
     router_health.diagnose(net, fixed())
 
 
@@ -129,18 +132,31 @@ def live_teacher(folder: Path, plant: bool) -> None:
     net.temperature = Learned(2.0).to("cuda")
     if plant:
         teacher.to("cpu")
-    learn(net, train.adamw(net, lr=1e-3), folder, loss=objective.from_teacher(teacher, net.temperature, ce=0.5))
+    learn(
+        net,
+        train.adamw(net, lr=1e-3),
+        folder,
+        loss=objective.from_teacher(teacher, net.temperature, ce=0.5),
+    )
 
 
 def cached_teacher(folder: Path, plant: bool) -> None:
     teacher, net = models.as_teacher(tiny(seed=5), MACHINE.frozen_dtype), tiny()
     source = {"teacher": "one", "tokenizer": "none", "data": "random"}
-    cache = teacher_cache.make(folder / "cache", teacher, batches(), steps=4, source=source, k=8, machine=MACHINE)
+    cache = teacher_cache.make(
+        folder / "cache", teacher, batches(), steps=4, source=source, k=8, machine=MACHINE
+    )
     loss = objective.from_teacher(cache, ce=0.5)
     if plant:  # the answers do not travel with their batch
         inner = loss
         loss = lambda m, b: inner(m, b | {name: b[name].cpu() for name in teacher_cache.KEYS})  # noqa: E731
-    learn(net, train.adamw(net, lr=1e-3), folder, loss=loss, data=lambda: teacher_cache.Cached(batches(), cache))
+    learn(
+        net,
+        train.adamw(net, lr=1e-3),
+        folder,
+        loss=loss,
+        data=lambda: teacher_cache.Cached(batches(), cache),
+    )
 
 
 def spiking(folder: Path, plant: bool) -> None:
@@ -167,8 +183,15 @@ METHODS: dict[str, Callable[[Path, bool], None]] = {
 
 
 def learn(net: nn.Module, optimizers, folder: Path, *, loss=losses.causal_lm, data=batches) -> None:
-    """Three steps, a resume for the fourth, an evaluation; with snapshots, as a run with `spike` makes them."""
-    options = dict(loss=loss, machine=MACHINE, checkpoints=folder / "checkpoints", spike=5.0)
+    """Three steps, a resume for the fourth, an evaluation; with snapshots, as a run with `spike`
+    makes them.
+    """
+    options = dict(
+        loss=loss,
+        machine=MACHINE,
+        checkpoints=train.Checkpoints(folder / "checkpoints"),
+        recovery=train.Recovery(spike=5.0),
+    )
     for total in (3, 4):
         records = train.fit(net, data(), optimizers, total=total, **options)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
@@ -188,9 +211,15 @@ def attempt(method: str, plant: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="a tiny training of each method on a card of values")
-    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"{', '.join(METHODS)}; default all")
-    parser.add_argument("--plant", action="store_true", help="also with a tensor on the wrong device")
+    parser = argparse.ArgumentParser(
+        description="a tiny training of each method on a card of values"
+    )
+    parser.add_argument(
+        "methods", nargs="*", metavar="METHOD", help=f"{', '.join(METHODS)}; default all"
+    )
+    parser.add_argument(
+        "--plant", action="store_true", help="also with a tensor on the wrong device"
+    )
     parser.add_argument("--json", type=Path, help="a file for the errors, by method")
     options = parser.parse_args()
     if unknown := [name for name in options.methods if name not in METHODS]:

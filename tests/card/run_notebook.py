@@ -2,8 +2,9 @@
 
     python tests/card/run_notebook.py 13_distillation [--pitfalls] [--times]
 
-In order, in one process, as a kernel would; the first error ends it with the number and the lines of its cell. What is
-left out, and why, stands in SKIPPED and INSTEAD; and pitfalls are, because they train on the CPU whatever the device.
+In order, in one process, as a kernel would; the first error ends it with the number and the lines
+of its cell. What is left out, and why, stands in SKIPPED and INSTEAD; and pitfalls are, because
+they train on the CPU whatever the device.
 """
 
 import argparse
@@ -28,9 +29,25 @@ SMALL = {
     "03_precision_and_optimizers": dict(rounds=5),
     "04_loop_and_recovery": dict(item_ms=0.5, workers=1),
     "05_doctor": dict(steps=3),
-    "10_lrc": dict(steps=10, rounds=1, rows=2, length=32, short_steps=2, eval_rows=8, quick_rows=4, percent=25.0),
+    "10_lrc": dict(
+        steps=10,
+        rounds=1,
+        rows=2,
+        length=32,
+        short_steps=2,
+        eval_rows=8,
+        quick_rows=4,
+        percent=25.0,
+    ),
     "11_ard_lora": dict(
-        steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept=[0.5]
+        steps=12,
+        rows=2,
+        length=32,
+        small_steps=8,
+        small_tokens=600,
+        samples=1,
+        eval_rows=8,
+        kept=[0.5],
     ),
     "12_moe_muon": dict(
         steps=12,
@@ -45,7 +62,9 @@ SMALL = {
         width=16,
     ),
     "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
-    "14_sparse_depth": dict(steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
+    "14_sparse_depth": dict(
+        steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16
+    ),
     "15_spiking_student": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
 }
 TRIAL = "a pitfall, which trains on the CPU whatever the device: tests/lessons/test_pitfalls.py proves it"
@@ -54,7 +73,8 @@ FOUR_BIT = "the kernels of bitsandbytes take the address of a card's memory"
 MEMORY = "it compares bytes of the card's allocator, which are all 0 here"
 PROCESS = "it starts a process, which has no card"
 
-# Cells that are left out: those that hold the text. And lines that become others, where a whole cell would be too much.
+# Cells that are left out: those that hold the text. And lines that become others, where a whole
+# cell would be too much.
 ABOUT = "it is about what was left out"
 SKIPPED: dict[str, list[tuple[str, str]]] = {
     "01_freeze_and_adapters": [
@@ -121,7 +141,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
         ("script = subprocess.run(", PROCESS),
         ("guess_reading = show.predict(", CPU_ONLY),
         ("guess_reading.answer(", ABOUT),
-        ("examining.arriving(kind", CPU_ONLY),
+        ("first_step_checks.arriving(kind", CPU_ONLY),
         ("picture = show.curves(shares", ABOUT),
         ('reports["a weight overflowed"] = look(', CPU_ONLY),
         ("roots = {reports", ABOUT),
@@ -171,19 +191,23 @@ class NoTrials:
 
 
 def small_base(store: Path) -> None:
-    """A base model that trains in a second, and short corpora, in place of the stored ones, which are not touched."""
-    from nblib import base, paths, text
+    """A base model that trains in a second, and short corpora, in place of the stored ones, which
+    are not touched.
+    """
+    from nblib import paths, text
+    from nbworkbook import base_model
 
     store.mkdir(parents=True, exist_ok=True)
     (paths.store() / "text").mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # what was read for the corpora is read once for all stores
+    # what was read for the corpora is read once for all stores
+    with contextlib.suppress(FileExistsError):
         (store / "text").symlink_to(paths.store() / "text")
     os.environ["NBLIB_BASE"] = str(store)
     whole = text.documents
     text.documents = lambda source="prose", split="train": whole(source, split)[:60]
-    base.RECIPES["default"] = dict(steps=6, rows=4, length=64, vocab=512, hidden=32, layers=2) | dict(
-        muon_lr=0.02, adamw_lr=3e-3
-    )
+    base_model.RECIPES["default"] = dict(
+        steps=6, rows=4, length=64, vocab=512, hidden=32, layers=2
+    ) | dict(muon_lr=0.02, adamw_lr=3e-3)
 
 
 def cells(name: str) -> list[tuple[list[str], str]]:
@@ -194,8 +218,9 @@ def cells(name: str) -> list[tuple[list[str], str]]:
 
 
 def planned(name: str) -> list[tuple[list[str], str, list[str]]]:
-    """Tags and source of every code cell, as it is run, with the reasons for what is left out of it. No text of the two
-    tables may be without its cell."""
+    """Tags and source of every code cell, as it is run, with the reasons for what is left out of
+    it. No text of the two tables may be without its cell.
+    """
     plan, unused = [], {text for text, *_ in SKIPPED.get(name, []) + INSTEAD.get(name, [])}
     for tags, source in cells(name):
         reasons = []
@@ -213,7 +238,9 @@ def planned(name: str) -> list[tuple[list[str], str, list[str]]]:
 
 
 def execute(source: str, number: int, names: dict) -> None:
-    """One cell, with `await` at its top level; its last expression is shown as a kernel shows it."""
+    """One cell, with `await` at its top level; its last expression is shown as a kernel shows
+    it.
+    """
     file = f"<cell {number}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     from magics import plain
@@ -242,8 +269,9 @@ def shown(*values) -> None:
 
 
 def run(name: str, *, given: dict, pitfalls: bool = False, times: bool = False) -> list[str]:
-    """Run it with the `given` parameters over the small ones; the reasons of the cells that were left out. An error of
-    a cell goes up, with the cell's number."""
+    """Run it with the `given` parameters over the small ones; the reasons of the cells that were
+    left out. An error of a cell goes up, with the cell's number.
+    """
     import IPython.display
 
     from lessons import trials
@@ -275,9 +303,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run a notebook's code cells on a card of values")
     parser.add_argument("name")
     parser.add_argument("--pitfalls", action="store_true", help="these too, which takes minutes")
-    parser.add_argument("--instead", nargs=2, metavar=("TEXT", "OTHER"), help="change the notebook: to plant a fault")
-    parser.add_argument("--store", type=Path, help="where the small base model is, or is put, for the next notebook")
-    parser.add_argument("--times", action="store_true", help="say which cells take more than half a second")
+    parser.add_argument(
+        "--instead",
+        nargs=2,
+        metavar=("TEXT", "OTHER"),
+        help="change the notebook: to plant a fault",
+    )
+    parser.add_argument(
+        "--store", type=Path, help="where the small base model is, or is put, for the next notebook"
+    )
+    parser.add_argument(
+        "--times", action="store_true", help="say which cells take more than half a second"
+    )
     options = parser.parse_args()
     if options.instead:
         INSTEAD.setdefault(options.name, []).append((*options.instead, "a planted fault"))
@@ -285,17 +322,31 @@ def main() -> int:
     import card_values  # before torch
 
     with tempfile.TemporaryDirectory(prefix="nblib-card-") as folder:
-        os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+        os.environ |= {
+            "NBLIB_OUTPUTS": folder,
+            "NBLIB_HEADLESS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "MPLBACKEND": "agg",
+        }
         os.chdir(ROOT / "notebooks")
         card_values.begin()
         small_base(options.store or Path(folder) / "base")
         with contextlib.redirect_stdout(sys.stderr if options.times else open(os.devnull, "w")):
             try:
-                left_out = run(options.name, given={"device": "cuda"}, pitfalls=options.pitfalls, times=options.times)
+                left_out = run(
+                    options.name,
+                    given={"device": "cuda"},
+                    pitfalls=options.pitfalls,
+                    times=options.times,
+                )
             except Exception:
                 traceback.print_exc()
                 return 1
-    print(f"{options.name}: every code cell ran on the card but {len(left_out)}", *left_out, sep="\n  ")
+    print(
+        f"{options.name}: every code cell ran on the card but {len(left_out)}",
+        *left_out,
+        sep="\n  ",
+    )
     return 0
 
 

@@ -1,13 +1,18 @@
-"""`nblib gpu-check` on a card that is not there: its steps run, and only the loop's own reading may wait."""
+"""`nblib gpu-check` on a card that is not there: its steps run, and only the loop's own reading may
+wait.
+"""
 
 import absent_card
 import card_runs
 import pytest
 
-from lessons import gpu_check
+from nbworkbook import gpu_check
 
 METHODS = {"dense", "LRC", "MoE with Muon"}  # those of run_gpu_check.py
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +33,17 @@ def test_only_the_reading_of_the_loop_may_wait(answer):
     warm, after = gpu_check.WARM, gpu_check.STEPS - gpu_check.WARM
     first, others = [None] * warm + ["default"] * after, ["default"] * (warm + after)
     assert answer["at reading"] == first + (len(METHODS) - 1) * others
-    assert answer["modes"] == len(METHODS) * (["error"] + ["default", "error"] * after + ["default"])
+    assert answer["modes"] == len(METHODS) * (
+        ["error"] + ["default", "error"] * after + ["default"]
+    )
 
 
 def test_the_environment_names_the_card(answer):
-    card = {"compute_capability": "9.0", "card_memory_gib": 80.0, "device": "cuda:0", "precision": "bf16"}
+    card = {
+        "compute_capability": "9.0",
+        "card_memory_gib": 80.0,
+        "device": "cuda:0",
+        "precision": "bf16",
+    }
     assert card.items() <= answer["environment"].items()
     assert {"driver", "cudnn", "nccl", "packages"} <= set(answer["environment"])

@@ -1,23 +1,29 @@
-"""Every method trains on a card that is not there, and a tensor on the wrong device ends its training."""
+"""Every method trains on a card that is not there, and a tensor on the wrong device ends its
+training.
+"""
 
 import absent_card
 import card_runs
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing()),
+]
 
-# The method, and where the mismatch that is planted in it is met: the line must be found, whatever it is by now.
+# The method, and where the mismatch that is planted in it is met: the line must be found, whatever
+# it is by now.
 METHODS = {
     "dense": "transformers/models/qwen3/",
     "LoRA": "peft/",
-    "LRC": "nblib/methods/lrc.py",
-    "ARD-LoRA": "nblib/methods/ard.py",
+    "LRC": "nblib/methods/lrc/layer.py",
+    "ARD-LoRA": "nblib/methods/ard/layer.py",
     "MoE with Muon": "transformers/models/qwen3_moe/",
-    "mixture of depths": "lessons/mixture_of_depths.py",
+    "mixture of depths": "nblib/methods/moe/depths.py",
     "tokens ahead": "nblib/losses.py",
     "distillation, live": "transformers/models/qwen3/",
     "distillation, cached": "nblib/methods/",
-    "goose": "lessons/goose.py",
+    "goose": "nblib/methods/goose/model.py",
 }
 
 
@@ -34,4 +40,8 @@ def test_it_trains_resumes_and_evaluates_on_a_card(method, ends):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_planted_mismatch_fails_it(method, ends):
     planted = ends[method][1]
-    assert planted.startswith("RuntimeError") and "same device" in planted and METHODS[method] in planted
+    assert (
+        planted.startswith("RuntimeError")
+        and "same device" in planted
+        and METHODS[method] in planted
+    )

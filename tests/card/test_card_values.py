@@ -8,7 +8,10 @@ import sys
 import absent_card
 import pytest
 
-pytestmark = pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())
+pytestmark = [
+    pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing()),
+    pytest.mark.slow,  # a C++ extension is compiled first
+]
 
 ALLOWED = """
 card + number
@@ -49,7 +52,9 @@ numpy.asarray(card)
 torch.randn(3, device="cuda", generator=torch.Generator())
 torch.empty(3, device="cuda").uniform_(generator=torch.Generator())
 """
-THREAD = 'ThreadPoolExecutor().submit(lambda: torch.zeros(3, device="cuda") + host.to("cuda")).result()'
+THREAD = (
+    'ThreadPoolExecutor().submit(lambda: torch.zeros(3, device="cuda") + host.to("cuda")).result()'
+)
 PROGRAM = """
 import card_values
 import copy, json, sys
@@ -86,7 +91,11 @@ def test_what_a_card_allows_is_allowed(ends):
 def test_what_a_card_refuses_is_refused(ends):
     assert not [line for line in REFUSED.strip().split("\n") if not ends[line]]
     sentences = ("same device", "to numpy", "device type for generator", "either on cpu")
-    assert not [end for end in map(ends.get, REFUSED.strip().split("\n")) if not any(s in end for s in sentences)]
+    assert not [
+        end
+        for end in map(ends.get, REFUSED.strip().split("\n"))
+        if not any(s in end for s in sentences)
+    ]
 
 
 def test_another_thread_sees_the_card_too(ends):

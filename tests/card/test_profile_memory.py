@@ -4,9 +4,19 @@ import absent_card
 import card_runs
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing()),
+]
 
-PROFILES = ("10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation", "14_sparse_depth", "15_spiking_student")
+PROFILES = (
+    "10_lrc",
+    "11_ard_lora",
+    "12_moe_muon",
+    "13_distillation",
+    "14_sparse_depth",
+    "15_spiking_student",
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +26,9 @@ def computed(tmp_path_factory) -> dict:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_tokens_and_hours_are_those_of_the_profile(name, computed):
-    assert computed[name]["second"] in computed[name]["lines"], "python tests/card/profile_memory.py " + name
+    assert computed[name]["second"] in computed[name]["lines"], (
+        "python tests/card/profile_memory.py " + name
+    )
 
 
 @pytest.mark.parametrize("name", PROFILES)

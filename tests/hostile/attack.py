@@ -1,10 +1,12 @@
-"""How every attack must end: with a promised exit code, in sentences, without a traceback, within seconds.
+"""How every attack must end: with a promised exit code, in sentences, without a traceback, within
+seconds.
 
     ending = attack(capsys, "run", "00", "-f", "/dev/zero")      the command line, in this process
-    refused(ending, "it is no file")                             code 2, and these words in one of its sentences
+    refused(ending, "it is no file")
+    code 2, and these words in one of its sentences
 
-Footgun: a case that expects "some error" passes when the program fails for another reason. So each names words of the
-sentence that it expects.
+Footgun: a case that expects "some error" passes when the program fails for another reason. So each
+names words of the sentence that it expects.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nblib import cli
+from nbworkbook import cli
 
 SECONDS = 30  # for one attack on a busy machine; most take milliseconds
 

@@ -1,10 +1,12 @@
-"""Command lines and the files that they name: whatever is wrong is told in one sentence, and nothing is started."""
+"""Command lines and the files that they name: whatever is wrong is told in one sentence, and
+nothing is started.
+"""
 
 import pytest
 import small_notebooks
 from attack import attack, done, plant, refused
 
-from nblib.run import parameters
+from nbworkbook import parameters
 
 pytestmark = pytest.mark.slow  # not one of them, all together
 
@@ -101,25 +103,26 @@ COMMANDS = [
     (["sweep", "00", "--show", ","], "is not a list of names"),
     (["sweep", "99"], "Unknown notebook '99'"),
     (["sweep", "00", "10"], "unrecognized arguments: 10"),
-    (["refresh", "00", "/etc/passwd"], "is not in"),
-    (["refresh", LONG], "Unknown notebook"),
-    (["report", "x"], "unrecognized arguments: x"),
-    (["compare", "\udcff", "10"], "Unknown run '\\udcff'"),
-    (["compare", LONG, LONG], "Unknown run 'xxx"),
-    (["compare"], "arguments are required: RUN"),
-    (["note", "/etc/passwd", "x"], "Unknown run"),
-    (["note", "a-folder", "x"], "Unknown run"),
-    (["rm", "--yes", "."], "Unknown run"),
-    (["rm", "--yes", "/"], "Unknown run"),
-    (["rm", "--yes", "../.."], "Unknown run"),
-    (["rm", "--yes", "*"], "Unknown run"),
-    (["rm", "--yes", "./pipe"], "Unknown run"),
-    (["rm", "--yes", "./circle"], "Unknown run"),
+    (["sweep", "--cancel", "\udcff"], "Unknown job '\\udcff'"),
+    (["sweep", "--cancel", LONG], "Unknown job 'xxx"),
+    (["sweep", "--cancel"], "expected at least one argument"),
+    (["sweep", "00", "--trials", "9" * 5000], "is not a whole number from 1"),
+    (["sweep", "00", "--trials", "1", "-f", "pipe"], "it is no file"),
+    (["schema", "/etc/passwd"], "is not in"),
+    (["schema", LONG], "Unknown notebook"),
+    (["completion", LONG], "invalid choice: 'xxx"),
+    (["report", "x", "--" + LONG], "unrecognized arguments: --xxx"),
+    (["report", "\udcff", "10"], "Unknown run '\\udcff'"),
+    (["report", LONG, LONG], "Unknown run 'xxx"),
+    (["report", "/etc/passwd", "a-folder"], "Unknown run"),
+    (["report", ".", "/"], "Unknown run"),
+    (["report", "../..", "*"], "Unknown run"),
+    (["report", "./pipe", "./circle"], "Unknown run"),
     (["export", "10", "--to", "excel"], "invalid choice: 'excel'"),
     (["export", "10"], "required: --to"),
     (["list", "--runs", "99"], "Unknown notebook '99'"),
     (["run", "x", "--dry-run"], "Unknown notebook 'x'"),
-    (["list", "--pitfall=1"], "ignored explicit argument"),
+    (["list", "--job=1"], "ignored explicit argument"),
     (["doctor", "no-such-file.py"], "no-such-file.py"),
     (["doctor", "a-folder"], "a-folder"),
     (["doctor", "a.py", "--steps", "0"], "'0' is not a whole number"),
@@ -141,7 +144,12 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments, words", COMMANDS, ids=lambda each: ascii(each)[:40])
 def test_a_hostile_command_line(workbook, capsys, arguments, words):
-    for name, what in {"pipe": "PIPE", "a-folder": "FOLDER", "circle": "LINK circle", "nowhere": "LINK gone"}.items():
+    for name, what in {
+        "pipe": "PIPE",
+        "a-folder": "FOLDER",
+        "circle": "LINK circle",
+        "nowhere": "LINK gone",
+    }.items():
         plant(workbook / name, what)
     plant(workbook / "endless", "LINK /dev/zero")
     plant(workbook / "large.yaml", b"steps: 3 # and so on\n" * 20_000)
@@ -302,10 +310,16 @@ NOTEBOOKS = [
     {"cells": [{"cell_type": "code", "source": "1", "metadata": []}], "nbformat": 4},
     {"cells": [{"cell_type": "code", "source": "1", "metadata": None}], "nbformat": 4},
     {"cells": [{"cell_type": "code", "source": "1", "metadata": {"tags": None}}], "nbformat": 4},
-    {"cells": [{"cell_type": "code", "source": "1", "metadata": {"tags": "parameters"}}], "nbformat": 4},
+    {
+        "cells": [{"cell_type": "code", "source": "1", "metadata": {"tags": "parameters"}}],
+        "nbformat": 4,
+    },
     {"cells": [{"cell_type": "code", "source": "1", "outputs": None}], "nbformat": 4},
     {"cells": [{"cell_type": "code", "source": "1", "outputs": [None]}], "nbformat": 4},
-    {"cells": [{"cell_type": "code", "source": "1", "outputs": [{"output_type": 3}]}], "nbformat": 4},
+    {
+        "cells": [{"cell_type": "code", "source": "1", "outputs": [{"output_type": 3}]}],
+        "nbformat": 4,
+    },
     {"cells": [{"cell_type": "code", "source": "\ud800"}], "nbformat": 4},
     {"cells": [], "nbformat": 99},
     {"cells": [], "nbformat": "4"},
@@ -320,9 +334,9 @@ NOTEBOOKS = [
 
 @pytest.mark.parametrize("content", NOTEBOOKS, ids=lambda each: ascii(each)[:60])
 def test_a_hostile_notebook(workbook, capsys, content):
-    """It cannot be run or refreshed; in the list it is a row, and the others are there."""
+    """It cannot be run; in the list it is a row, and the others are there."""
     plant(workbook / "notebooks" / "00_setup.ipynb", content)
-    for command in ("run", "refresh", "sweep"):
+    for command in ("run", "schema", "sweep"):
         refused(attack(capsys, command, "00"), "00_setup")
     done(ending := attack(capsys, "list"), "10_lrc  About 10_lrc")
     if content != {"cells": []} and not (isinstance(content, dict) and content.get("cells") == []):
@@ -358,7 +372,14 @@ def test_a_hostile_declaration(workbook, capsys, line, words):
     refused(attack(capsys, "run", "00"), words)
 
 
-SOURCES = ["\x00", "def f(:", "import nblib.run.no_such_module", "%%no_such_magic", "(" * 5000, "-" * 100_000 + "1"]
+SOURCES = [
+    "\x00",
+    "def f(:",
+    "import nbworkbook.no_such_module",
+    "%%no_such_magic",
+    "(" * 5000,
+    "-" * 100_000 + "1",
+]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda each: ascii(each)[:40])

@@ -1,4 +1,6 @@
-"""Notebooks that pass the planning and misbehave when they are executed, all in one batch that goes on; and secrets."""
+"""Notebooks that pass the planning and misbehave when they are executed, all in one batch that goes
+on; and secrets.
+"""
 
 import json
 import shlex
@@ -8,9 +10,9 @@ import pytest
 import small_notebooks
 from attack import Ending, held
 
-from nblib.run import jobs, runs
+from nbworkbook import jobs, runs
 
-BEGIN = "from nblib.run import runs\nrun = runs.begin({name!r}, globals())"
+BEGIN = "from nbworkbook import runs\nrun = runs.begin({name!r}, globals())"
 
 
 @pytest.fixture
@@ -30,11 +32,17 @@ CODE = {  # what the cell after `begin` does, and how the run ends
     "11_control": ("print('\\x1e\\x1f\\x00\\x1b[2J\\r\\x07')", "done"),
     "12_surrogate": ("print('\\ud800 \\udfff')", "done"),
     "13_message": ("raise ValueError('\\ud800\\n\\x1b[2J' + 'Oh ' * 100_000)", "failed"),
-    "14_strange_error": ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "failed"),
+    "14_strange_error": (
+        "class E(Exception):\n    def __str__(self): raise KeyError\nraise E",
+        "failed",
+    ),
     "15_exit": ("import os\nos._exit(0)", "failed"),
     "16_interrupt": ("raise KeyboardInterrupt", "failed"),
     "17_no_folder": ("import shutil\nshutil.rmtree(run.dir)", "done"),
-    "18_no_working_folder": ("import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())", "done"),
+    "18_no_working_folder": (
+        "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())",
+        "done",
+    ),
     "19_record": ("(run.dir / 'run.json').write_bytes(b'\\xff')", "done"),
     "20_result": ("(run.dir / 'result.json').write_bytes(b'\\xff')", None),
     "21_streams": ("import os\nos.close(1); os.close(2)", "done"),
@@ -55,7 +63,9 @@ FORM = {  # what is no notebook by the letter
 @pytest.mark.kernel
 @pytest.mark.slow
 def test_a_batch_of_hostile_notebooks(workbook):
-    """Each ends in a row of the table; of those that fail, each in a sentence; the good ones are done."""
+    """Those that fail end in a row of the table and in a sentence; the good ones are done, and
+    counted.
+    """
     for name, (source, _) in CODE.items():
         small_notebooks.write(name, BEGIN.format(name=name), source)
     for name, (change, _) in FORM.items():
@@ -65,11 +75,21 @@ def test_a_batch_of_hostile_notebooks(workbook):
     ending = Ending(process.returncode, out, err)
     assert ending.code == 1
     held(ending)
+
+    # each notebook's row, which only a failed one has, and its sentence
+    failures = 0
     for name, (_, expected) in (CODE | FORM).items():
-        (row,) = [line.split() for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert row[1] == expected or (expected is None and row[1] in ("done", "failed")), (row, err)
+        rows = [line.split() for line in out.splitlines() if line.startswith(f"{name} ")]
+        assert [row[1] for row in rows] in ([], ["failed"]), rows
+        status = "failed" if rows else "done"
+        assert expected in (status, None), (name, err)
         sentences = [line for line in err.splitlines() if line.startswith(f"nblib: {name} ")]
-        assert len(sentences) == (row[1] == "failed"), (name, err)
+        assert len(sentences) == len(rows), (name, err)
+        failures += len(rows)
+
+    # the count of all, and the pages
+    count = len(CODE) + len(FORM)
+    assert f"{count} notebooks: {count - failures} done, {failures} failed" in out
     assert (workbook / "outputs" / "index.html").exists()
     code, out, err = small_notebooks.nblib("report")
     assert (code, err) == (0, "")
@@ -81,8 +101,9 @@ SECRET = "hunter2-5f0c1e"
 @pytest.mark.kernel
 @pytest.mark.slow
 def test_a_secret_stands_in_no_file(workbook, monkeypatch):
-    """Given by the name of a variable it reaches the notebook, after a failure and its resume as well, and is in no
-    file, no printed line and no key."""
+    """Given by the name of a variable it reaches the notebook, after a failure and its resume as
+    well, and is in no file, no printed line and no key.
+    """
     monkeypatch.setenv("HUB_TOKEN", SECRET)
     small_notebooks.write(
         "00_setup",
@@ -99,7 +120,10 @@ def test_a_secret_stands_in_no_file(workbook, monkeypatch):
     assert command in err and "token=@HUB_TOKEN" in command
     code, again, _ = small_notebooks.nblib(*shlex.split(command)[1:])
     assert code == 0 and runs.is_done(folder) and "resumes" in again
-    assert json.loads((folder / "result.json").read_text())["parameters"] == {"token": "@HUB_TOKEN", "steps": 3}
+    assert json.loads((folder / "result.json").read_text())["parameters"] == {
+        "token": "@HUB_TOKEN",
+        "steps": 3,
+    }
     for text in (out, err, again, *map(_content, workbook.rglob("*"))):
         assert SECRET not in text
     (before,) = jobs.plan(["00"], overrides=["token=@HUB_TOKEN"])

@@ -1,8 +1,8 @@
-"""Notebooks that try to act on whoever opens their page: in the written HTML nothing is left that could, and a real
-browser runs nothing.
+"""Notebooks that try to act on whoever opens their page: in the written HTML nothing is left that
+could, and a real browser runs nothing.
 
-After what is hostile each page has a cell of harmless text, which must still be there: a page that shows nothing would
-be safe too.
+After what is hostile each page has a cell of harmless text, which must still be there: a page that
+shows nothing would be safe too.
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 import small_notebooks
 from attack import plant
 
-from nblib.run import pages, parameters, report, show
+from nbworkbook import pages, parameters, report, show
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +48,22 @@ HTML = {
     f'<noscript><p title="</noscript><img src=x onerror={ACT}>">',
     "comment": f"<!--><img src=x onerror='{ACT}'>--><!-- ",
     "unclosed": f"</div></div></pre></body></html><textarea><xmp><plaintext><img src=x onerror='{ACT}'>",
+    "formula": f"$\\text{{<img src=x onerror='{ACT}'>}}$ $$\\href{{javascript:{ACT}}}{{go}}$$"
+    f"$x</mtext><script>{ACT}</script>$",
+    "formula that is none": f"$\\frac{{<img src=x onerror='{ACT}'>$ $\\begin{{x}}<script>{ACT}</script>\\end{{y}}$",
+    "formula with HTML": "<math><mtext><table><mglyph><style><!--</style>"
+    f"<img title='--&gt;&lt;img src=1 onerror={ACT}&gt;'></mglyph></table></mtext>"
+    f"<annotation-xml encoding='text/html'><img src=x onerror='{ACT}'></annotation-xml></math>"
+    f"<math href='javascript:{ACT}'><mi xlink:href='javascript:{ACT}'>x</mi><maction actiontype='statusline#{ACT}'>",
     "picture from elsewhere": "<img src=https://example.invalid/d.png><img src=//example.invalid/e.png>"
     "<img src='\\\\example.invalid\\f.png'><img srcset='https://example.invalid/g.png'>",
 }
 OTHER = {  # outputs of other kinds, and metadata that the templates put into attributes
-    "javascript": {"output_type": "display_data", "metadata": {}, "data": {"application/javascript": ACT}},
+    "javascript": {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"application/javascript": ACT},
+    },
     "svg picture": {
         "output_type": "display_data",
         "metadata": {},
@@ -73,23 +84,54 @@ OTHER = {  # outputs of other kinds, and metadata that the templates put into at
     "widget": {
         "output_type": "display_data",
         "metadata": {},
-        "data": {"application/vnd.jupyter.widget-view+json": {"model_id": "</script><script>" + ACT + "</script>"}},
+        "data": {
+            "application/vnd.jupyter.widget-view+json": {
+                "model_id": "</script><script>" + ACT + "</script>"
+            }
+        },
     },
-    "latex": {"output_type": "display_data", "metadata": {}, "data": {"text/latex": f"$<script>{ACT}</script>$"}},
-    "stream": {"output_type": "stream", "name": "stdout", "text": f"\x1b[31m<script>{ACT}</script>\x1b[0m"},
-    "error": {"output_type": "error", "ename": "<script>", "evalue": ACT, "traceback": [f"<script>{ACT}</script>"]},
-    "mermaid": {"output_type": "display_data", "metadata": {}, "data": {"text/vnd.mermaid": f"<script>{ACT}</script>"}},
+    "latex": {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"text/latex": f"$<script>{ACT}</script>$"},
+    },
+    "stream": {
+        "output_type": "stream",
+        "name": "stdout",
+        "text": f"\x1b[31m<script>{ACT}</script>\x1b[0m",
+    },
+    "error": {
+        "output_type": "error",
+        "ename": "<script>",
+        "evalue": ACT,
+        "traceback": [f"<script>{ACT}</script>"],
+    },
+    "mermaid": {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"text/vnd.mermaid": f"<script>{ACT}</script>"},
+    },
 }
 WORDS = "harmless words"
 
 
 def _shown(kind: str, text: str) -> dict:
-    return {"output_type": "display_data", "metadata": {}, "data": {kind: text, "text/plain": "plain"}}
+    return {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {kind: text, "text/plain": "plain"},
+    }
 
 
 def _code(*outputs: dict, tags: list[str] | None = None) -> dict:
     metadata = {"tags": tags or []}
-    return {"cell_type": "code", "metadata": metadata, "source": "1", "execution_count": 1, "outputs": list(outputs)}
+    return {
+        "cell_type": "code",
+        "metadata": metadata,
+        "source": "1",
+        "execution_count": 1,
+        "outputs": list(outputs),
+    }
 
 
 def _markdown(text: str) -> dict:
@@ -97,16 +139,31 @@ def _markdown(text: str) -> dict:
 
 
 CELLS = {f"html: {name}": [_code(_shown("text/html", text))] for name, text in HTML.items()}
-CELLS |= {f"markdown output: {name}": [_code(_shown("text/markdown", text))] for name, text in HTML.items()}
+CELLS |= {
+    f"markdown output: {name}": [_code(_shown("text/markdown", text))]
+    for name, text in HTML.items()
+}
 CELLS |= {f"markdown cell: {name}": [_markdown(text)] for name, text in HTML.items()}
 CELLS |= {f"output: {name}": [_code(output)] for name, output in OTHER.items()}
 CELLS |= {
-    "markdown link": [_markdown(f"[go](javascript:{ACT}) ![x](javascript:{ACT}) <javascript:{ACT}>")],
-    "markdown title": [_markdown(f'# <img src=x onerror={ACT}>\n\n[a]: javascript:{ACT} "x"\n\n[a] ![a]')],
+    "markdown link": [
+        _markdown(f"[go](javascript:{ACT}) ![x](javascript:{ACT}) <javascript:{ACT}>")
+    ],
+    "markdown title": [
+        _markdown(f'# <img src=x onerror={ACT}>\n\n[a]: javascript:{ACT} "x"\n\n[a] ![a]')
+    ],
     "markdown code": [_markdown(f"```<script>\n</code></pre><script>{ACT}</script>\n```")],
     "tag of a cell": [_code(tags=[f'"><script>{ACT}</script>'])],
-    "attachment": [_markdown("![x](attachment:a)") | {"attachments": {"a": {"image/png": f'" onerror="{ACT}'}}}],
-    "raw cell": [{"cell_type": "raw", "metadata": {"raw_mimetype": "text/html"}, "source": f"<script>{ACT}</script>"}],
+    "attachment": [
+        _markdown("![x](attachment:a)") | {"attachments": {"a": {"image/png": f'" onerror="{ACT}'}}}
+    ],
+    "raw cell": [
+        {
+            "cell_type": "raw",
+            "metadata": {"raw_mimetype": "text/html"},
+            "source": f"<script>{ACT}</script>",
+        }
+    ],
     "source of a cell": [_code() | {"source": f"'</pre><script>{ACT}</script>'"}],
 }
 
@@ -123,14 +180,22 @@ def _pages(workbook: Path, cells: dict[str, list[dict]]) -> list[Path]:
         document = {"cells": each, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
         folder = workbook / "outputs" / "00_setup" / f"run-{number:03d}"
         plant(folder / "notebook.ipynb", document)
-        plant(folder / "run.json", {"status": "failed", "sentence": f"<script>{ACT}</script>", "name": name})
+        plant(
+            folder / "run.json",
+            {"status": "failed", "sentence": f"<script>{ACT}</script>", "name": name},
+        )
         plant(folder / "result.json", {f"<img src=x onerror={ACT}>": f"<script>{ACT}</script>"})
     report.write()
-    return [workbook / "outputs" / "00_setup" / f"run-{number:03d}" / "notebook.html" for number in range(len(cells))]
+    return [
+        workbook / "outputs" / "00_setup" / f"run-{number:03d}" / "notebook.html"
+        for number in range(len(cells))
+    ]
 
 
 class _Tags(HTMLParser):
-    """The tags of a page and their attributes, as a parser sees them that is not the one that cleaned the page."""
+    """The tags of a page and their attributes, as a parser sees them that is not the one that
+    cleaned the page.
+    """
 
     def __init__(self, page: str):
         super().__init__()
@@ -151,7 +216,10 @@ def test_nothing_that_acts_is_left_in_the_page(workbook):
         assert tags.names <= set(pages.TAGS) | {"tbody"}, name
         for tag, attribute, value in tags.attributes:
             value = re.sub(r"\s", "", value or "").lower()
-            assert attribute in pages.ATTRIBUTES or (tag, attribute) in (("a", "href"), ("img", "src")), name
+            assert attribute in pages.ATTRIBUTES or (tag, attribute) in (
+                ("a", "href"),
+                ("img", "src"),
+            ), name
             if attribute == "href":
                 assert re.match("https?:|mailto:|#|[^:]*$", value), name
             if attribute == "src":
@@ -162,12 +230,16 @@ def test_nothing_that_acts_is_left_in_the_page(workbook):
     assert index.count("<script") == 2 == index.count("</script>") and "<img src=x" not in index
 
 
-def test_what_our_own_outputs_are_made_of_stays(workbook):
-    """Each tag and attribute of a stored notebook's page is there as many times as it would be without the filter."""
+def test_what_our_own_outputs_are_made_of_stays(workbook, monkeypatch):
+    """Each tag and attribute of a stored notebook's page is there as many times as it would be
+    without the filter.
+    """
     from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(template_name="basic")
-    stored = Path(__file__).parents[2] / "notebooks" / "10_lrc.ipynb"  # tables, pictures, source, the code of pitfalls
+    # tables, pictures, source, the code of pitfalls
+    stored = Path(__file__).parents[2] / "notebooks" / "10_lrc.ipynb"
+    monkeypatch.setenv("NBLIB_NOTEBOOKS", str(stored.parent))  # from where its links count
     document, progress = json.loads(stored.read_text()), show.Progress("training")
     for step in (1, 2):
         progress({"step": step, "of": 9, "loss": 3.0 - step})
@@ -181,11 +253,23 @@ def test_what_our_own_outputs_are_made_of_stays(workbook):
 
     def parts(page: str) -> dict[str, int]:
         tags = re.findall(r"<(\w+)((?:\s[^<>]*)?)>", page)
-        names = [f"{tag} {name}".lower() for tag, inside in tags for name in ("", *re.findall(r"([\w-]+)=", inside))]
-        return {name: names.count(name) for name in set(names) if not name.startswith(("tbody", "span role"))}
+        names = [
+            f"{tag} {name}".lower()
+            for tag, inside in tags
+            for name in ("", *re.findall(r"([\w-]+)=", inside))
+        ]
+        return {
+            name: names.count(name)
+            for name in set(names)
+            if not name.startswith(("tbody", "span role"))
+        }
 
     before, after = parts(before), parts(after)
-    assert {name: (count, after.get(name, 0)) for name, count in before.items() if after.get(name, 0) < count} == {}
+    assert {
+        name: (count, after.get(name, 0))
+        for name, count in before.items()
+        if after.get(name, 0) < count
+    } == {}
     assert {
         "progress value",
         "path d",
@@ -207,8 +291,9 @@ def test_a_page_of_an_older_version_is_made_again(workbook):
 
 @pytest.mark.browser
 def test_no_script_runs_in_a_real_browser(workbook):
-    """Every page from the disk, each link and button pressed; then the same HTML without the filter, so that the policy
-    alone stands between a script and the reader."""
+    """Every page from the disk, each link and button pressed; then the same HTML without the
+    filter, so that the policy alone stands between a script and the reader.
+    """
     chromium = browser._chromium()
     from playwright.sync_api import sync_playwright
 
@@ -247,18 +332,41 @@ ATTEMPTS = [
 
 def _attack_by(folder: Path, name: str, *, text: str) -> None:
     """A run in which everything that can hold words holds the attempt."""
-    record = {"status": text or "done", "sentence": text, "started": text, "seconds": text, "command": text}
-    record |= {"tags": [text, {text: text}], "notes": [{"time": text, "text": text}, text], "headline": [text]}
+    record = {
+        "status": text or "done",
+        "sentence": text,
+        "started": text,
+        "seconds": text,
+        "command": text,
+    }
+    record |= {
+        "tags": [text, {text: text}],
+        "notes": [{"time": text, "text": text}, text],
+        "headline": [text],
+    }
     plant(folder / "run.json", record | {"stopped": {text: {"step": text, "of": text}}})
-    plant(folder / "result.json", {text: text, "number": 1.5, "inside": {text: {text: 2}}, f"{text} ": 3})
-    plant(folder / "environment.json", {text: text, "packages": {text: text}, "__proto__": {"polluted": 1}})
+    plant(
+        folder / "result.json",
+        {text: text, "number": 1.5, "inside": {text: {text: 2}}, f"{text} ": 3},
+    )
+    plant(
+        folder / "environment.json",
+        {text: text, "packages": {text: text}, "__proto__": {"polluted": 1}},
+    )
     lines = [f"{parameters.spell(key)}: {parameters.spell(text)}" for key in {text, "lr"}]
     plant(folder / "parameters.yaml", "\n".join(lines).encode("utf-8", "replace"))
     values = {text: 1.0, "loss": 2.0, "__proto__": 3.0, "constructor": "nan", f"{text}!": {"a": 1}}
     records = [{"run": text, "step": step, "tokens": step, **values} for step in range(3)]
     plant(folder / "metrics.jsonl", "\n".join(map(json.dumps, records)).encode())
-    row = {"run": text, "parameters": {text: text, "lr": text, "seed": 1}, "results": {text: 1, "loss": 2}}
-    facts = {"varied": {text: [text], "lr": [1], "seed": [1]}, "rows": [row, [], text, {"parameters": text}]}
+    row = {
+        "run": text,
+        "parameters": {text: text, "lr": text, "seed": 1},
+        "results": {text: 1, "loss": 2},
+    }
+    facts = {
+        "varied": {text: [text], "lr": [1], "seed": [1]},
+        "rows": [row, [], text, {"parameters": text}],
+    }
     plant(folder.parent / f"sweep-{name}.json", facts)
     for picture in ("a" if "/" in text or not text or "\ud800" in text else text,):
         plant(folder / "figures" / f"{picture}.png", _png(text))
@@ -277,21 +385,34 @@ def _png(sentence: str) -> bytes:
 
 @pytest.mark.browser
 def test_what_runs_say_is_text_on_the_comparison_page(workbook):
-    """Every attempt in every place: names, values, notes, tags, metrics, figures, sweeps, folders. Everything is ticked
-    and every control is used; nothing acts, nothing leaves, nothing complains, and the words are there as text."""
+    """Every attempt in every place: names, values, notes, tags, metrics, figures, sweeps, folders.
+    Everything is ticked and every control is used; nothing acts, nothing leaves, nothing complains,
+    and the words are there as text.
+    """
     from playwright.sync_api import sync_playwright
 
     for number, attempt in enumerate(ATTEMPTS):
-        folder = attempt if attempt and "/" not in attempt and "\ud800" not in attempt else f"n{number}"
+        folder = (
+            attempt if attempt and "/" not in attempt and "\ud800" not in attempt else f"n{number}"
+        )
         for notebook in {folder, "10_all"}:
-            _attack_by(workbook / "outputs" / notebook / f"{folder}-{number:02d}", f"{number:02d}", text=attempt)
+            _attack_by(
+                workbook / "outputs" / notebook / f"{folder}-{number:02d}",
+                f"{number:02d}",
+                text=attempt,
+            )
     index = report.write()
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser._chromium(), args=browser.FLAGS)
+        chromium = playwright.chromium.launch(
+            executable_path=browser._chromium(), args=browser.FLAGS
+        )
         page, complaints = chromium.new_page(viewport={"width": 390, "height": 900}), []
         page.set_default_timeout(20_000)
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda r: None if r.url.startswith(("file:", "blob:")) else complaints.append(r.url))
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith(("file:", "blob:")) else complaints.append(r.url),
+        )
         page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(index.as_uri())
@@ -322,21 +443,33 @@ def test_what_runs_say_is_text_on_the_comparison_page(workbook):
         assert "second minus first" in page.locator("#difference").inner_text()
         page.wait_for_timeout(100)
         assert page.evaluate("[document.body.dataset.hurt, ({}).polluted]") == [None, None]
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390, "a long name widens the page"
-        scripts = page.locator("script").count(), page.locator("#compare img, #compare iframe").count()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, (
+            "a long name widens the page"
+        )
+        scripts = (
+            page.locator("script").count(),
+            page.locator("#compare img, #compare iframe").count(),
+        )
         assert scripts == (2, 0) and page.url.startswith("file:") and complaints == []
         links = page.locator("a").evaluate_all("all => all.map(each => each.protocol)")
         assert set(links) == {"file:"} and len(links) > 2 * len(ATTEMPTS)
         # the policy alone: a script that somebody got into the page does not run
-        text = index.read_text().replace("<h1>", f"<script>{ACT}</script><img src=x onerror='{ACT}'><h1>", 1)
+        text = index.read_text().replace(
+            "<h1>", f"<script>{ACT}</script><img src=x onerror='{ACT}'><h1>", 1
+        )
         index.write_text(text)
         page.goto(index.as_uri())
-        assert page.evaluate("document.body.dataset.hurt") is None and page.locator("#compare h2").count() == 1
+        assert (
+            page.evaluate("document.body.dataset.hurt") is None
+            and page.locator("#compare h2").count() == 1
+        )
         chromium.close()
 
 
 def _hurt(opened, file: Path) -> tuple[str | None, list[str], bool]:
-    """What scripts left on the page, which other places it asked for, and whether the harmless words are seen."""
+    """What scripts left on the page, which other places it asked for, and whether the harmless
+    words are seen.
+    """
     page = opened.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -344,7 +477,10 @@ def _hurt(opened, file: Path) -> tuple[str | None, list[str], bool]:
     pressed = "[...document.querySelectorAll('a, button, summary')].filter(each => each.protocol !== 'file:')"
     page.evaluate(f"{pressed}.forEach(each => each.click())")
     page.wait_for_timeout(50)
-    hurt, words = page.evaluate("document.body.dataset.hurt"), page.get_by_text(WORDS).first.is_visible()
+    hurt, words = (
+        page.evaluate("document.body.dataset.hurt"),
+        page.get_by_text(WORDS).first.is_visible(),
+    )
     at = page.url.partition("#")[0]
     page.close()
     places = [url for url in asked if not url.startswith(("file:", "data:image"))]

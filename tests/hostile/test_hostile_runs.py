@@ -1,4 +1,6 @@
-"""Run folders in which one file is not what it should be: its row says so, and the others are as before."""
+"""Run folders in which one file is not what it should be: its row says so, and the others are as
+before.
+"""
 
 import json
 import os
@@ -9,7 +11,7 @@ import pytest
 import small_notebooks
 from attack import attack, done, plant
 
-from nblib.run import jobs, report
+from nbworkbook import jobs, report
 
 pytestmark = pytest.mark.slow  # not one of them, all together
 
@@ -32,7 +34,10 @@ CONTENTS = [  # of a JSON file; True where nothing of it can be used
     (b'{"a": NaN, "b": -Infinity}', False),
     (b'{"a": "\\ud800", "\\udfff": 1}', False),
     ({"": "", "<script>": "<script>alert(1)</script>", "x" * 50_000: "y" * 50_000}, False),
-    ({"a": 10**4000, "b": 1e308, "c": -0.0, "d": True, "e": None, "f": [[[]]], "g": {"h": {}}}, False),
+    (
+        {"a": 10**4000, "b": 1e308, "c": -0.0, "d": True, "e": None, "f": [[[]]], "g": {"h": {}}},
+        False,
+    ),
     ("FOLDER", True),
     ("PIPE", True),
     ("LINK /dev/zero", True),
@@ -80,16 +85,63 @@ NOTEBOOKS = [  # executed ones; True where no page can be made
     (b"\xff", True),
     (b"[" * 100_000, True),
     ({"cells": [], "metadata": {}, "nbformat": 99, "nbformat_minor": 0}, True),
-    ({"cells": [CELL | {"cell_type": "poem"}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, True),
+    (
+        {
+            "cells": [CELL | {"cell_type": "poem"}],
+            "metadata": {},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        True,
+    ),
     ({"cells": [CELL | {"outputs": 3}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, True),
-    ({"cells": [CELL | {"outputs": [{}]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, True),
-    ({"cells": [CELL | {"metadata": []}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, True),
-    ({"cells": [CELL | {"outputs": [SHOWN | {"data": {"text/html": 3}}]}], "nbformat": 4, "nbformat_minor": 5}, None),
-    ({"cells": [CELL | {"outputs": [SHOWN | {"data": {"image/png": {}}}]}], "nbformat": 4, "nbformat_minor": 5}, None),
-    ({"cells": [CELL | {"outputs": [SHOWN | {"data": []}]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, None),
+    (
+        {"cells": [CELL | {"outputs": [{}]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5},
+        True,
+    ),
+    (
+        {"cells": [CELL | {"metadata": []}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5},
+        True,
+    ),
+    (
+        {
+            "cells": [CELL | {"outputs": [SHOWN | {"data": {"text/html": 3}}]}],
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        None,
+    ),
+    (
+        {
+            "cells": [CELL | {"outputs": [SHOWN | {"data": {"image/png": {}}}]}],
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        None,
+    ),
+    (
+        {
+            "cells": [CELL | {"outputs": [SHOWN | {"data": []}]}],
+            "metadata": {},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        None,
+    ),
     ({"cells": [], "metadata": [], "nbformat": 4, "nbformat_minor": 5}, None),
-    ({"cells": [], "metadata": {"language_info": 3, "kernelspec": []}, "nbformat": 4, "nbformat_minor": "x"}, None),
-    ({"cells": [CELL | {"outputs": [], "source": "<" * 300_000}], "metadata": {}, "nbformat": 4}, None),
+    (
+        {
+            "cells": [],
+            "metadata": {"language_info": 3, "kernelspec": []},
+            "nbformat": 4,
+            "nbformat_minor": "x",
+        },
+        None,
+    ),
+    (
+        {"cells": [CELL | {"outputs": [], "source": "<" * 300_000}], "metadata": {}, "nbformat": 4},
+        None,
+    ),
     ("FOLDER", True),
     ("PIPE", True),
     ("LINK /dev/zero", True),
@@ -115,7 +167,19 @@ PLANTED = [  # any other file of a run
     ("figures/a\nb.png", b""),
     ("checkpoints", b"a file"),
 ]
-NAMES = ["\udcff", "<script>alert(1)", "a\nb", "'\"&", " ", "-", "..x", "#x", "%00", "x" * 200, "🙂"]
+NAMES = [
+    "\udcff",
+    "<script>alert(1)",
+    "a\nb",
+    "'\"&",
+    " ",
+    "-",
+    "..x",
+    "#x",
+    "%00",
+    "x" * 200,
+    "🙂",
+]
 
 
 RUN = "20260101-000000-abcdef"
@@ -123,7 +187,9 @@ RUN = "20260101-000000-abcdef"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The page of a healthy run: to convert it anew in every test would be most of the time that they take."""
+    """The page of a healthy run: to convert it anew in every test would be most of the time that
+    they take.
+    """
     with pytest.MonkeyPatch.context() as patch:
         folder = small_notebooks.steady_workbook(tmp_path_factory.mktemp("healthy"), patch)
         small_notebooks.write("00_setup", "1")
@@ -146,7 +212,10 @@ def _run(workbook: Path, name: str) -> Path:
     """A finished run of the defaults, as the runner leaves it."""
     folder = workbook / "outputs" / name / RUN
     (job,) = jobs.plan([name])
-    plant(folder / "run.json", {"status": "done", "key": job.key, "seconds": 1.5, "started": 1.7e9, "notebook": name})
+    plant(
+        folder / "run.json",
+        {"status": "done", "key": job.key, "seconds": 1.5, "started": 1.7e9, "notebook": name},
+    )
     plant(folder / "result.json", {"loss": 1.25})
     plant(folder / "environment.json", {"python": "3"})
     plant(folder / "parameters.yaml", b"steps: 3\n")
@@ -158,17 +227,22 @@ def _run(workbook: Path, name: str) -> Path:
 
 
 def _judged(workbook: Path, capsys, *, unreadable: bool | None, file: str) -> str:
-    """List, plan and report: each goes on, the other run is whole, and what is damaged is named. The page."""
+    """List, plan and report: each goes on, the other run is whole, and what is damaged is named.
+
+    The page.
+    """
     done(attack(capsys, "list"), "10_lrc  About 10_lrc & <more>\n    profiles: none;")
     done(attack(capsys, "sweep", "10", "--list"), RUN)
     done(attack(capsys, "sweep", "00", "--list"), "steps")
     done(attack(capsys, "list", "--runs"), f"10_lrc/{RUN}")
     done(attack(capsys, "run", "--all", "--dry-run"), "10_lrc is skipped")
-    if (workbook / "outputs" / "00_setup" / RUN / "run.json").exists():  # a circle of links is no run
-        done(attack(capsys, "compare", f"00_setup/{RUN}", "10"), f"10_lrc/{RUN}")
+    # a circle of links is no run
+    if (workbook / "outputs" / "00_setup" / RUN / "run.json").exists():
+        done(attack(capsys, "report", f"00_setup/{RUN}", "10"), f"10_lrc/{RUN}")
     done(attack(capsys, "report"), "index.html")
     page = (workbook / "outputs" / "index.html").read_text()
-    assert page.count("<script") == 2 == page.count("</script") and "<td>10_lrc" not in page  # the page's own
+    # the page's own
+    assert page.count("<script") == 2 == page.count("</script") and "<td>10_lrc" not in page
     assert page.count("loss 1.25") >= 1 and "1.5 s" in page, "the other run is not shown"
     if unreadable is not None:
         named = re.findall(r"unreadable: [^<]*", page)
@@ -220,7 +294,10 @@ def test_a_hostile_name(workbook, capsys, name, of):
     page = _judged(workbook, capsys, unreadable=None, file="")
     from urllib.parse import unquote
 
-    links = [unquote(link, errors="surrogateescape") for link in re.findall(r"(?:src|href)='([^#'][^']*)'", page)]
+    links = [
+        unquote(link, errors="surrogateescape")
+        for link in re.findall(r"(?:src|href)='([^#'][^']*)'", page)
+    ]
     assert links and all(os.path.exists(workbook / "outputs" / link) for link in links), links
 
 

@@ -1,19 +1,24 @@
-"""ARD-LoRA in the Hugging Face Trainer: priors, calibration and predictions per epoch, and resume."""
+"""ARD-LoRA in the Hugging Face Trainer: priors, calibration and predictions per epoch, and
+resume.
+"""
 
 import pytest
 import torch
 import transformers as tf
 from ard_bench import adapted
 
-from lessons import ard_callbacks, ard_ranks
+from lessons import ard_callbacks
 from nblib import hf, text, train
-from nblib.methods import ard, ard_run
+from nblib.methods import ard
+from nblib.methods.ard import adapter_files, ranks
 
 
 def _trainer(folder, stream) -> tuple:
     model = adapted(wake=False)
     rows = text.fixed_rows(stream, length=32)
-    train_rows, eval_rows = ([{"input_ids": r, "labels": r} for r in part] for part in (rows[:32], rows[96:104]))
+    train_rows, eval_rows = (
+        [{"input_ids": r, "labels": r} for r in part] for part in (rows[:32], rows[96:104])
+    )
     arguments = tf.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
@@ -29,7 +34,9 @@ def _trainer(folder, stream) -> tuple:
     tokenizer = text.train_tokenizer(["abc abd"] * 20, vocab_size=300)
     model.resize_token_embeddings(len(tokenizer))
     adamw = train.adamw(model, lr=1e-2, weight_decay=0.0)
-    calibration = ard_callbacks.Uncertainty([{"input_ids": rows[96:104], "labels": rows[96:104]}], samples=2)
+    calibration = ard_callbacks.Uncertainty(
+        [{"input_ids": rows[96:104], "labels": rows[96:104]}], samples=2
+    )
     predictions = ard_callbacks.Predictions(["ab"])
     trainer = hf.Trainer(
         model,
@@ -37,11 +44,15 @@ def _trainer(folder, stream) -> tuple:
         train_dataset=train_rows,
         eval_dataset=eval_rows,
         processing_class=tokenizer,
-        callbacks=[ard_callbacks.Priors(ard_ranks.HeldOut(rows[32:96], count=16)), calibration, predictions],
+        callbacks=[
+            ard_callbacks.Priors(ranks.HeldOut(rows[32:96], count=16)),
+            calibration,
+            predictions,
+        ],
         loss=ard.loss(model, beta=0.05, warmup=6, optimizer=adamw, language=hf.causal_lm),
         optimizers=(adamw, None),
-        save=ard_run.save,
-        load=ard_run.load,
+        save=adapter_files.save,
+        load=adapter_files.load,
     )
     return trainer, calibration, predictions
 
@@ -51,18 +62,26 @@ def test_the_trainer_route_trains_logs_and_resumes_bit_equal(stream, tmp_path):
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "ce_loss" in entry]
     assert len(logs) == 12 and logs[-1]["ce_loss"] < logs[0]["ce_loss"]
-    assert all(entry["loss"] == pytest.approx(entry["ce_loss"] + entry["kl_loss"], rel=1e-4) for entry in logs)
-    assert 3 < logs[5]["kl_loss"] / logs[0]["kl_loss"]  # a sixth of beta at first, all of it at the sixth step
+    assert all(
+        entry["loss"] == pytest.approx(entry["ce_loss"] + entry["kl_loss"], rel=1e-4)
+        for entry in logs
+    )
+    # a sixth of beta at first, all of it at the sixth step
+    assert 3 < logs[5]["kl_loss"] / logs[0]["kl_loss"]
     measured = [entry for entry in trainer.state.log_history if "mean_ece" in entry]
     assert [entry["epoch"] for entry in measured] == [1, 2, 3] and len(calibration.tables) == 3
-    assert [entry["epoch"] for entry in predictions.history] == [0, 1, 2, 3]  # and the tokenizer arrived
-    assert all(not torch.equal(a.prior, torch.ones(4)) for a in ard.adapters(trainer.model).values())
+    # and the tokenizer arrived
+    assert [entry["epoch"] for entry in predictions.history] == [0, 1, 2, 3]
+    assert all(
+        not torch.equal(a.prior, torch.ones(4)) for a in ard.adapters(trainer.model).values()
+    )
 
     again, _, _ = _trainer(tmp_path / "resumed", stream)  # from the middle of the second epoch
     again.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-6"))
     resumed = [entry for entry in again.state.log_history if "ce_loss" in entry]
     assert [entry["ce_loss"] for entry in resumed] == [entry["ce_loss"] for entry in logs]
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(measured[-1]["point_nll"], rel=1e-4)  # no KL in it
+    # no KL in it
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(measured[-1]["point_nll"], rel=1e-4)
     mine, theirs = trainer.model.state_dict(), again.model.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from ard_bench import adapted, collected, gradients_of, ragged, random_batch
 
-from lessons import ard_ranks, ard_watching
+from lessons import ard_watching
 from nblib import compiling, losses, wiring
 from nblib.methods import ard
+from nblib.methods.ard import ranks
 
 
 def test_gradient_norms_per_term_leave_no_trace():
@@ -18,7 +19,9 @@ def test_gradient_norms_per_term_leave_no_trace():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     rows = ard_watching.gradient_norms(model, batch, loss)
-    assert torch.equal(torch.get_rng_state(), before) and all(torch.equal(p.grad, g) for p, g in kept.items())
+    assert torch.equal(torch.get_rng_state(), before) and all(
+        torch.equal(p.grad, g) for p, g in kept.items()
+    )
     tokens, n = int(losses.supervised(batch["labels"])), 0
     for term in ("ce", "kl", "total"):
         _, found = gradients_of(model, batch, lambda m, b, term=term: _only(loss(m, b), term))
@@ -57,7 +60,11 @@ def test_the_table_of_relevance():
     model = adapted()
     with pytest.raises(ValueError, match="never estimated"):
         ard_watching.table(model)
-    ard_ranks.estimate_priors(model, [random_batch()])
+    ranks.estimate_priors(model, [random_batch()])
     rows = ard_watching.table(model)
-    assert len(rows) == 6 and all(row["High"] + row["Medium"] + row["Low"] == row["ranks"] == 4 for row in rows)
-    assert all(sum(row[f"share of {by}"] for row in rows) == pytest.approx(1) for by in ard_ranks.MEASURES)
+    assert len(rows) == 6 and all(
+        row["High"] + row["Medium"] + row["Low"] == row["ranks"] == 4 for row in rows
+    )
+    assert all(
+        sum(row[f"share of {by}"] for row in rows) == pytest.approx(1) for by in ranks.MEASURES
+    )

@@ -17,7 +17,9 @@ def test_the_comparison_sees_a_wrong_gradient():
 def test_fit_counts_what_moved():
     model = bench.wired()
     few = list(wiring.trainable(model).values())[:2]
-    assert bench.fit(model, steps=2, optimizer=torch.optim.SGD(few, lr=0.1))["tensors that moved"] == 2
+    assert (
+        bench.fit(model, steps=2, optimizer=torch.optim.SGD(few, lr=0.1))["tensors that moved"] == 2
+    )
 
 
 def test_what_trains_above_the_blocks_makes_the_fault_silent():
@@ -27,7 +29,9 @@ def test_what_trains_above_the_blocks_makes_the_fault_silent():
         assert facts["raised"] is None and len(alive) == counts and "lora" not in alive[0]
 
 
-@pytest.mark.parametrize("choice", [dict(checkpointing="re-entrant"), dict(hook="off"), dict(above="all")])
+@pytest.mark.parametrize(
+    "choice", [dict(checkpointing="re-entrant"), dict(hook="off"), dict(above="all")]
+)
 def test_a_misspelt_wiring_is_refused(choice):
     ((name, value),) = choice.items()
     with pytest.raises(ValueError, match=f"{name} = '{value}': allowed are "):

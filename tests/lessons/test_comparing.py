@@ -1,4 +1,6 @@
-"""What runs left is read, what cannot be compared is named with its reason, and budgets and fronts are as defined."""
+"""What runs left is read, what cannot be compared is named with its reason, and budgets and fronts
+are as defined.
+"""
 
 import itertools
 import json
@@ -9,8 +11,8 @@ import pytest
 
 from lessons import comparing
 from nblib import files, paths
-from nblib.run import parameters, runs, show
-from nblib.run.parameters import ParameterError
+from nbworkbook import parameters, runs, show
+from nbworkbook.parameters import ParameterError
 
 LOOKS = ((0, 5.0), (10, 4.0), (20, 3.5))  # step, held-out loss
 VALUES = {"corpus": "code", "length": 64, "model": "", "seed": 0}
@@ -24,11 +26,23 @@ def outputs(tmp_path, monkeypatch) -> Path:
 
 def record(step: int, loss: float, *, of: int = 20, pace: float = 0.1, **more) -> dict:
     facts = {"step": step, "of": of, "loss": loss, "tokens": 100 * step, "seconds": pace * step}
-    return {k: v for k, v in (facts | {"eval_loss": loss, "eval_tokens": 1000} | more).items() if v is not None}
+    return {
+        k: v
+        for k, v in (facts | {"eval_loss": loss, "eval_tokens": 1000} | more).items()
+        if v is not None
+    }
 
 
 def write(
-    group="10_lrc", *, looks=LOOKS, names=("",), result=None, base="abc", status="done", more=None, **values
+    group="10_lrc",
+    *,
+    looks=LOOKS,
+    names=("",),
+    result=None,
+    base="abc",
+    status="done",
+    more=None,
+    **values,
 ) -> Path:
     """A run's folder, whole and sealed."""
     run = runs.Run(runs.new_folder(group), {})
@@ -67,7 +81,11 @@ def test_names_of_every_kind_are_found(outputs):
     old, new = sorted((old, new))
     other = write("13_distillation")
     assert comparing.find(["10_lrc"]) == [new]
-    assert comparing.find([f"10_lrc/{old.name}"]) == comparing.find([f"outputs/10_lrc/{old.name}/"]) == [old]
+    assert (
+        comparing.find([f"10_lrc/{old.name}"])
+        == comparing.find([f"outputs/10_lrc/{old.name}/"])
+        == [old]
+    )
     assert comparing.find([other.name]) == [other]
     assert comparing.find(["10_lrc/*", "13_distillation", "10_lrc"]) == [old, new, other]
     assert comparing.find([]) == []
@@ -75,9 +93,15 @@ def test_names_of_every_kind_are_found(outputs):
 
 def test_a_sweep_is_found_by_its_file(outputs):
     folders = [write(), write()]
-    rows = [{"run": folder.name, "status": "done"} for folder in folders] + [{"run": "", "status": "not run"}]
+    rows = [{"run": folder.name, "status": "done"} for folder in folders] + [
+        {"run": "", "status": "not run"}
+    ]
     (outputs / "10_lrc" / "sweep-1.json").write_text(json.dumps({"rows": rows}))
-    for name in ("outputs/10_lrc/sweep-1.json", "10_lrc/sweep-1.json", str(outputs / "10_lrc" / "sweep-1.json")):
+    for name in (
+        "outputs/10_lrc/sweep-1.json",
+        "10_lrc/sweep-1.json",
+        str(outputs / "10_lrc" / "sweep-1.json"),
+    ):
         assert comparing.find([name]) == folders
 
 
@@ -93,7 +117,9 @@ def test_a_sweep_is_found_by_its_file(outputs):
 def test_a_wrong_name_is_one_sentence(name, sentence, outputs):
     write()
     (outputs / "10_lrc" / "sweep-bad.json").write_text("[1]")
-    (outputs / "10_lrc" / "sweep-outside.json").write_text(json.dumps({"rows": [{"run": "../elsewhere"}, {"run": ""}]}))
+    (outputs / "10_lrc" / "sweep-outside.json").write_text(
+        json.dumps({"rows": [{"run": "../elsewhere"}, {"run": ""}]})
+    )
     with pytest.raises(ParameterError) as error:
         comparing.find(["10_lrc", name])
     assert sentence in str(error.value) and "\n" not in str(error.value)
@@ -154,11 +180,15 @@ def test_what_cannot_be_compared_is_left_out_with_the_reason(damage, options, re
 def test_what_most_runs_share_is_what_counts():
     prose = [write(corpus="prose", seed=n) for n in range(2)]
     trained, left_out = comparing.load([write(), *prose])
-    assert [t.folder for t in trained] == prose and "corpus code, not prose" in left_out[0]["left out because"]
+    assert [t.folder for t in trained] == prose and "corpus code, not prose" in left_out[0][
+        "left out because"
+    ]
 
 
 def test_where_nothing_is_left_the_reason_is_the_error():
-    with pytest.raises(ParameterError, match="none of these runs can be compared.*fewer than two held-out losses"):
+    with pytest.raises(
+        ParameterError, match="none of these runs can be compared.*fewer than two held-out losses"
+    ):
         comparing.load([write(looks=LOOKS[:1])])
 
 
@@ -197,7 +227,11 @@ def test_the_trainings_of_one_run_and_the_values_of_a_sweep_are_told_apart():
         ("corrected, percent 5", 1),
     ]
     two = comparing.load([both, write("13_distillation", names=["student"])])[0]
-    assert {t.method for t in two} == {"10_lrc corrected", "10_lrc control", "13_distillation student"}
+    assert {t.method for t in two} == {
+        "10_lrc corrected",
+        "10_lrc control",
+        "13_distillation student",
+    }
 
 
 def test_a_step_that_was_logged_twice_counts_once_and_in_its_place():
@@ -246,14 +280,25 @@ def test_a_ranking_says_what_the_seeds_cannot_tell_apart():
     assert (rows[-1]["lowest"], rows[-1]["highest"], rows[-1]["seeds"]) == (2.0, 2.2, 3)
     assert comparing.leader(rows) == "not distinguishable"
     assert comparing.leader(comparing.ranking({"a": A, "b": B})) == "a"
-    assert comparing.leader(comparing.ranking({"a": {0: 1.0}, "b": {0: 9.0}})) == "not distinguishable"  # one seed
-    assert comparing.leader(comparing.ranking({"a": {0: 1.0}})) == "a" and comparing.leader([]) == "none of them"
+    # one seed
+    assert (
+        comparing.leader(comparing.ranking({"a": {0: 1.0}, "b": {0: 9.0}})) == "not distinguishable"
+    )
+    assert (
+        comparing.leader(comparing.ranking({"a": {0: 1.0}})) == "a"
+        and comparing.leader([]) == "none of them"
+    )
 
 
 def test_an_order_changes_only_where_both_axes_are_sure():
     assert comparing.flips({"a": A, "b": B}, {"a": B, "b": A}) == [("a", "b")]
-    assert comparing.flips({"a": A, "b": B}, {"a": A, "b": B}) == comparing.flips({"a": A, "b": B}, {"b": A}) == []
-    assert comparing.flips({"a": A, "c": C}, {"a": B, "c": A}) == []  # the first cannot tell them apart
+    assert (
+        comparing.flips({"a": A, "b": B}, {"a": A, "b": B})
+        == comparing.flips({"a": A, "b": B}, {"b": A})
+        == []
+    )
+    # the first cannot tell them apart
+    assert comparing.flips({"a": A, "c": C}, {"a": B, "c": A}) == []
     tables = {"tokens": {"a": A, "b": B}, "seconds": {"a": B, "b": A}, "bytes": {"b": B}}
     assert comparing.moves(tables) == [
         "a and b change places between tokens and seconds",
@@ -272,26 +317,39 @@ def test_held_out_losses_count_only_where_all_noted_one():
     assert {t.loss for t in comparing.load(folders)[0]} == {3.0, 3.1, 2.0, 2.1}
     (one,) = method("c", [1.0], result={"held_out_loss": None})
     assert {t.loss for t in comparing.load([*folders, one])[0]} == {3.0, 3.1, 2.0, 2.1, 1.0}
-    seen = {t.method: t.loss for t in comparing.load([*method("d", [1.0], result={"held_out_loss": 7.0}), one])[0]}
+    seen = {
+        t.method: t.loss
+        for t in comparing.load([*method("d", [1.0], result={"held_out_loss": 7.0}), one])[0]
+    }
     assert seen == {"c": 1.0, "d": 1.0}  # both by their last look
 
 
 # ------------------------------------------------------------------ tables and figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("noted", [True, False])
 def test_tables_and_figures_are_drawn_with_and_without_bytes_and_groups(groups, noted, tmp_path):
     bytes_of = [dict.fromkeys(comparing.COSTS, 1e6 * n) if noted else {} for n in (1, 2, 3)]
-    folders = [*method("a", [3.0, 3.1], result=bytes_of[0]), *method("b", [2.0, 2.1], result=bytes_of[1])]
+    folders = [
+        *method("a", [3.0, 3.1], result=bytes_of[0]),
+        *method("b", [2.0, 2.1], result=bytes_of[1]),
+    ]
     if groups == 2:
         folders += method("c", [6.0, 6.1], result=bytes_of[2] | {"from_scratch": True})
     trained, _ = comparing.load(folders)
     rows = comparing.overview(trained)
-    assert [row["method"] for row in rows] == ["a", "b", "c"][: groups + 1] and rows[0]["seeds"] == 2
+    assert [row["method"] for row in rows] == ["a", "b", "c"][: groups + 1] and rows[0][
+        "seeds"
+    ] == 2
     assert rows[1]["MB to store"] == (2.0 if noted else "not noted")
     sides = [side for side in ("loaded_bytes", "seconds") if any(side in t.costs for t in trained)]
-    for picture in (comparing.curves(trained), comparing.costs(trained), comparing.fronts(trained, sides)):
+    for picture in (
+        comparing.curves(trained),
+        comparing.costs(trained),
+        comparing.fronts(trained, sides),
+    ):
         assert isinstance(picture, show.Picture)
         picture.save(tmp_path / "figure.png")
     comparing.spread(trained).save(tmp_path / "figure.png")

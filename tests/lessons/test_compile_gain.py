@@ -9,7 +9,9 @@ from lessons import compile_gain
 def test_eager_is_the_measure_and_every_mode_has_its_row():
     rows = compile_gain.by_mode(["graphs alone"], rows=1, length=32, rounds=3)
     assert [row["mode"] for row in rows] == ["eager", "graphs alone"]
-    assert rows[0]["gain"] == 1 and rows[1]["gain"] == pytest.approx(rows[0]["step s"] / rows[1]["step s"])
+    assert rows[0]["gain"] == 1 and rows[1]["gain"] == pytest.approx(
+        rows[0]["step s"] / rows[1]["step s"]
+    )
     assert rows[1]["first calls s"] > rows[1]["step s"]  # the first call compiles
 
 

@@ -17,10 +17,18 @@ def test_the_page_holds_the_picture_the_canary_and_the_doctor(tmp_path, monkeypa
     path = tmp_path / "demo" / "index.html"
     page, printed = path.read_text(), " ".join(capsys.readouterr().out.split())
     assert printed.endswith(f"Open the page: {path}")
-    assert page.count('<img src="data:image/png;base64,') == 1 and not re.search(r"https?://|<script|<link", page)
+    assert page.count('<img src="data:image/png;base64,') == 1 and not re.search(
+        r"https?://|<script|<link", page
+    )
     for shown in (page, printed):
-        assert "But 0 of 16 adapter tensors moved" in shown and "of 8: as above 8, with the fix 0." in shown
-        assert "16 of 17 trainable tensors are dead" in shown and "all 17 trainable tensors get a gradient" in shown
+        assert (
+            "But 0 of 16 adapter tensors moved" in shown
+            and "of 8: as above 8, with the fix 0." in shown
+        )
+        assert (
+            "16 of 17 trainable tensors are dead" in shown
+            and "all 17 trainable tensors get a gradient" in shown
+        )
         assert "F17 labels-already-shifted" in shown and "the doctor says: no fault found." in shown
         assert "make lab" in shown and "01_freeze_and_adapters" in shown and "05_doctor" in shown
     falls = re.findall(r"(?:fell|falls) from (\d\.\d\d) to (\d\.\d\d)", page)

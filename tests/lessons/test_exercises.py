@@ -6,11 +6,13 @@ from statistics import median
 import pytest
 import torch
 
-from lessons import bf16_adamw, check, comparing, goose
+from lessons import check, comparing
 from lessons.exercises import EXERCISES
 from lessons.pitfalls import distillation, gradient_flow
 from nblib import train, wiring
-from nblib.methods import ard, divergences, moe, muon
+from nblib.methods import ard, goose, moe, muon
+from nblib.methods.distill import divergences
+from nblib.methods.muon import bf16_adamw
 
 
 def _backward(term, params):
@@ -23,7 +25,9 @@ def _backward(term, params):
 
 def _not_held(model, optimizers, frozen=False):
     held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    return [n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)]
+    return [
+        n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)
+    ]
 
 
 def _ahead(ids, targets):
@@ -70,7 +74,9 @@ def _iterated(G, coefficients=muon.QUINTIC, steps=muon.ITERATIONS):
 
 
 def _softened(student, teacher, T):
-    return T**2 * divergences.forward_kl((teacher / T).log_softmax(1), (student / T).log_softmax(1))[0]
+    return (
+        T**2 * divergences.forward_kl((teacher / T).log_softmax(1), (student / T).log_softmax(1))[0]
+    )
 
 
 def _tail(student, top, at, safe=True):
@@ -84,20 +90,26 @@ def _tail(student, top, at, safe=True):
 
 
 def _spread(student, top, at):
-    rest = (1 - top.exp().sum(1, keepdim=True)).clamp_min(1e-9) / max(1, student.shape[1] - at.shape[1])
+    rest = (1 - top.exp().sum(1, keepdim=True)).clamp_min(1e-9) / max(
+        1, student.shape[1] - at.shape[1]
+    )
     p = rest.expand_as(student).scatter(1, at, top.exp())
     return divergences.forward_kl(p.log(), student.log_softmax(1))[0]
 
 
 def _skip(x, worked, scores, capacity, most=None):
     most = math.ceil(capacity * scores.shape[1]) if most is None else most
-    highest = torch.zeros_like(scores, dtype=torch.bool).scatter(1, scores.topk(most, dim=1).indices, True)
+    highest = torch.zeros_like(scores, dtype=torch.bool).scatter(
+        1, scores.topk(most, dim=1).indices, True
+    )
     return torch.where(highest[..., None], x + scores.sigmoid()[..., None] * (worked - x), x)
 
 
 def _each_head(logits, ids, first=1):
     return [
-        torch.nn.functional.cross_entropy(each[:, : ids.shape[1] - i].flatten(0, 1).float(), ids[:, i:].flatten())
+        torch.nn.functional.cross_entropy(
+            each[:, : ids.shape[1] - i].flatten(0, 1).float(), ids[:, i:].flatten()
+        )
         for i, each in enumerate(logits, first)
     ]
 
@@ -132,14 +144,22 @@ RIGHT = {
     ],
     "01.missed": lambda model, *optimizers: wiring.missed(model, optimizers),
     "02.chunk": lambda vocabulary, size: max(1, size // (4 * vocabulary)),
-    "02.segment": lambda layers, inside: min(range(1, layers + 1), key=lambda n: layers / n + n * inside),
+    "02.segment": lambda layers, inside: min(
+        range(1, layers + 1), key=lambda n: layers / n + n * inside
+    ),
     "03.survives": bf16_adamw.survives,
-    "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
+    "03.muon_rate": lambda lr, rows, columns: (
+        lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5
+    ),
     "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
-    "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
+    "04.trouble": lambda loss, recent: (
+        not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent))
+    ),
     "05.ahead": _ahead,
     "05.share": _along,
-    "10.ternary": lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round().clamp(-1, 1),
+    "10.ternary": lambda weight: (
+        weight.abs().mean() * (weight / weight.abs().mean()).round().clamp(-1, 1)
+    ),
     "10.closest": _closest,
     "11.divergence": lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(-1),
     "11.variances": _variances,
@@ -152,7 +172,9 @@ RIGHT = {
     "15.recurrence": lambda x, d: goose.scan(x[None], d)[0],
     "15.spike": _spiked,
     "20.front": _unbeaten,
-    "20.leader": lambda curves, budget: _lowest({n: comparing.at(points, budget) for n, points in curves.items()}),
+    "20.leader": lambda curves, budget: _lowest(
+        {n: comparing.at(points, budget) for n, points in curves.items()}
+    ),
     "21.loss": lambda sums, counts: sum(sums) / sum(counts),
     "21.ring": lambda size, ranks: 2 * size * (ranks - 1) / ranks,
 }
@@ -160,7 +182,8 @@ WRONG = {
     "00.schedule": [
         lambda step, total, warmup: min(step / warmup, 1.0),  # wastes the first step
         lambda step, total, warmup: min((step + 1) / warmup, 1.0),  # never comes down
-        lambda s, t, w: (s + 1) / w if s < w else 0.5 * (1 + math.cos(math.pi * (s - w) / (t - w))),  # climbs back
+        # climbs back
+        lambda s, t, w: (s + 1) / w if s < w else 0.5 * (1 + math.cos(math.pi * (s - w) / (t - w))),
         lambda step, total, warmup: None,
     ],
     "00.bits_per_byte": [
@@ -170,9 +193,13 @@ WRONG = {
     ],
     "01.dead_terms": [
         lambda terms, params: [],
-        lambda terms, params: [n for n, t in terms.items() if not t.requires_grad],  # a graph to elsewhere passes
-        lambda terms, params: [n for n, t in terms.items() if torch.autograd.grad(t, params)[0] is None],
-        lambda terms, params: [n for n, t in terms.items() if _backward(t, params)],  # leaves .grad behind
+        # a graph to elsewhere passes
+        lambda terms, params: [n for n, t in terms.items() if not t.requires_grad],
+        lambda terms, params: [
+            n for n, t in terms.items() if torch.autograd.grad(t, params)[0] is None
+        ],
+        # leaves .grad behind
+        lambda terms, params: [n for n, t in terms.items() if _backward(t, params)],
     ],
     "01.missed": [
         lambda model, *optimizers: [n for n, p in model.named_parameters() if p.requires_grad],
@@ -193,13 +220,16 @@ WRONG = {
     ],
     "03.survives": [
         lambda weight, update: abs(update) > 2**-8,  # an absolute threshold
-        lambda weight, update: abs(update) > abs(weight) * 2**-8,  # blind to the closer numbers below a power of two
+        # blind to the closer numbers below a power of two
+        lambda weight, update: abs(update) > abs(weight) * 2**-8,
         lambda weight, update: bool(torch.tensor(weight) + update != weight),  # fp32
     ],
     "03.muon_rate": [
         lambda lr, rows, columns: lr,
-        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
-        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
+        # forgets the factor of 'original'
+        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,
+        # without its floor of 1
+        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,
         lambda lr, rows, columns: lr * 20,
     ],
     "04.step_loss": [
@@ -209,16 +239,24 @@ WRONG = {
         lambda sums, counts: sum(sums) / len(sums),
     ],
     "04.trouble": [
-        lambda loss, recent: loss > 3 * median(recent or [math.inf]),  # nan is not greater than anything
-        lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
+        # nan is not greater than anything
+        lambda loss, recent: loss > 3 * median(recent or [math.inf]),
+        # mean
+        lambda loss, recent: (
+            not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent))
+        ),
         lambda loss, recent: not math.isfinite(loss),
         lambda loss, recent: True,
     ],
     "05.ahead": [
         lambda ids, targets: 1,
-        lambda ids, targets: int((targets == -100).sum(1).min()),  # counts what is left over at the end
-        lambda ids, targets: next(k for k in range(4) if (ids[:, k:] == targets[:, : ids.shape[1] - k]).all()),
-        lambda ids, targets: next((k for k in range(4) if ids[0, k] == targets[0, 0]), 0),  # the first place alone
+        # counts what is left over at the end
+        lambda ids, targets: int((targets == -100).sum(1).min()),
+        lambda ids, targets: next(
+            k for k in range(4) if (ids[:, k:] == targets[:, : ids.shape[1] - k]).all()
+        ),
+        # the first place alone
+        lambda ids, targets: next((k for k in range(4) if ids[0, k] == targets[0, 0]), 0),
     ],
     "05.share": [
         lambda start, end, fp32: (end != start).float().mean(),  # counts what moved, not how far
@@ -230,50 +268,71 @@ WRONG = {
         lambda weight: weight.sign() * weight.abs().mean(),  # two values
         lambda weight: (weight / weight.abs().mean()).round().clamp(-1, 1),  # the codes
         lambda weight: weight.abs().max() * (weight / weight.abs().max()).round(),
-        lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round(),  # more than three values
+        # more than three values
+        lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round(),
         lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).trunc().clamp(-1, 1),
     ],
     "10.closest": [
-        lambda residual, rank: (torch.linalg.svd(residual)[0][:, :rank], torch.linalg.svd(residual)[2][:rank].T),
+        lambda residual, rank: (
+            torch.linalg.svd(residual)[0][:, :rank],
+            torch.linalg.svd(residual)[2][:rank].T,
+        ),
         lambda residual, rank: _closest(residual, rank + 1),
-        lambda residual, rank: (residual[:, :rank], torch.eye(residual.shape[1])[:, :rank]),  # its first columns
-        lambda residual, rank: [f[:, -rank:] for f in _closest(residual, min(residual.shape))],  # the smallest
+        # its first columns
+        lambda residual, rank: (residual[:, :rank], torch.eye(residual.shape[1])[:, :rank]),
+        # the smallest
+        lambda residual, rank: [f[:, -rank:] for f in _closest(residual, min(residual.shape))],
     ],
     "11.divergence": [
-        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).mean(-1),  # a mean over ranks
-        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(),  # over tokens as well
-        lambda mean, logvar, variance: ard.divergence(mean, 2 * logvar, variance).sum(-1),  # a logarithm of deviations
+        # a mean over ranks
+        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).mean(-1),
+        # over tokens as well
+        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(),
+        # a logarithm of deviations
+        lambda mean, logvar, variance: ard.divergence(mean, 2 * logvar, variance).sum(-1),
         lambda mean, logvar, variance: ard.divergence(mean, logvar, variance.square()).sum(-1),
         lambda mean, logvar, variance: (0.5 * mean.square() / variance).sum(-1),
     ],
     "11.variances": [
         lambda mean, logvar, mask: (mean.square() + logvar.exp()).mean((0, 1)),  # padding in both
-        lambda mean, logvar, mask: ((mean.square() + logvar.exp()) * mask[..., None]).mean((0, 1)),  # in the count
-        lambda mean, logvar, mask: _variances(mean, torch.full_like(logvar, -99), mask),  # without the noise
+        # in the count
+        lambda mean, logvar, mask: ((mean.square() + logvar.exp()) * mask[..., None]).mean((0, 1)),
+        # without the noise
+        lambda mean, logvar, mask: _variances(mean, torch.full_like(logvar, -99), mask),
         lambda mean, logvar, mask: 0.5 * _variances(mean, logvar, mask),
         lambda mean, logvar, mask: _variances(mean, logvar, mask).sum(),
     ],
     "12.balance": [
         lambda logits, chosen: moe.balance(logits, chosen) / logits.shape[1],  # without E
-        lambda logits, chosen: moe.balance(logits, chosen) * chosen.shape[1],  # transformers' f, which sums to k
-        lambda logits, chosen: _times(logits.softmax(1).mean(0), logits.softmax(1).mean(0)[None])[0],  # P for f
-        lambda logits, chosen: _times(_share(logits, chosen), _share(logits, chosen)[None])[0],  # f for P
-        lambda logits, chosen: moe.balance(logits, logits.topk(chosen.shape[1]).indices),  # whom it would choose
+        # transformers' f, which sums to k
+        lambda logits, chosen: moe.balance(logits, chosen) * chosen.shape[1],
+        # P for f
+        lambda logits, chosen: _times(logits.softmax(1).mean(0), logits.softmax(1).mean(0)[None])[
+            0
+        ],
+        # f for P
+        lambda logits, chosen: _times(_share(logits, chosen), _share(logits, chosen)[None])[0],
+        # whom it would choose
+        lambda logits, chosen: moe.balance(logits, logits.topk(chosen.shape[1]).indices),
         lambda logits, chosen: (
-            _times(logits.softmax(1).gather(1, chosen).mean(), torch.ones(1, 1))[0] * logits.shape[1]
+            _times(logits.softmax(1).gather(1, chosen).mean(), torch.ones(1, 1))[0]
+            * logits.shape[1]
         ),
-        lambda logits, chosen: _times(_share(logits, chosen), logits.exp().mean(0)[None])[0],  # not normalised
+        # not normalised
+        lambda logits, chosen: _times(_share(logits, chosen), logits.exp().mean(0)[None])[0],
         lambda logits, chosen: moe.balance(logits.detach(), chosen),
     ],
     "12.orthogonal": [
         lambda G: G / G.norm(),
         lambda G: _iterated(G),  # grows without bound
-        lambda G: _iterated(G / G.norm(), (1.5, -0.5, 0.0)),  # the cubic, for which five times are too few
+        # the cubic, for which five times are too few
+        lambda G: _iterated(G / G.norm(), (1.5, -0.5, 0.0)),
         lambda G: _iterated(G / G.norm(), (3.4445, -4.7750, 2.3015)),  # mistyped
         lambda G: _iterated(G / G.norm(), steps=2),
         lambda G: -_iterated(G / G.norm()),
         lambda G: _iterated(G / G.norm()).T,
-        lambda G: torch.linalg.qr(G.T)[0].T if G.shape[0] < G.shape[1] else torch.linalg.qr(G)[0],  # others' vectors
+        # others' vectors
+        lambda G: torch.linalg.qr(G.T)[0].T if G.shape[0] < G.shape[1] else torch.linalg.qr(G)[0],
         lambda G: _iterated(G / 20),  # right for gradients of one size
         lambda G: G.sign() / max(G.shape) ** 0.5,
     ],
@@ -283,13 +342,23 @@ WRONG = {
         lambda s, t, T: T**2 * _softened(s, t / T, 1.0),  # softens the teacher alone
         lambda s, t, T: _softened(s, t, T).mean(),
         lambda s, t, T: _softened(s, t, T) / s.shape[1],  # a mean over the vocabulary
-        lambda s, t, T: -(T**2) * ((t / T).softmax(1) * (s / T).log_softmax(1)).sum(1),  # the teacher's entropy is left
-        lambda s, t, T: T**2 * ((t / T).softmax(1) * ((t / T).softmax(1) / (s / T).softmax(1)).log()).sum(1),
+        # the teacher's entropy is left
+        lambda s, t, T: -(T**2) * ((t / T).softmax(1) * (s / T).log_softmax(1)).sum(1),
+        lambda s, t, T: (
+            T**2 * ((t / T).softmax(1) * ((t / T).softmax(1) / (s / T).softmax(1)).log()).sum(1)
+        ),
     ],
     "13.tail": [
-        lambda s, top, at: divergences.forward_kl(top, s.log_softmax(1).gather(1, at))[0],  # leaves the others out
-        lambda s, top, at: divergences.forward_kl(top.log_softmax(1), s.log_softmax(1).gather(1, at))[0],  # the trap
-        lambda s, top, at: divergences.forward_kl(top.log_softmax(1), s.gather(1, at).log_softmax(1))[0],  # both
+        # leaves the others out
+        lambda s, top, at: divergences.forward_kl(top, s.log_softmax(1).gather(1, at))[0],
+        # the trap
+        lambda s, top, at: divergences.forward_kl(
+            top.log_softmax(1), s.log_softmax(1).gather(1, at)
+        )[0],
+        # both
+        lambda s, top, at: divergences.forward_kl(
+            top.log_softmax(1), s.gather(1, at).log_softmax(1)
+        )[0],
         lambda s, top, at: _tail(s, top, at).sum(),
         lambda s, top, at: _tail(s, top, at, safe=False),  # 0 log 0
         _spread,  # asks for equal shares among the others
@@ -297,17 +366,25 @@ WRONG = {
     "14.skip": [
         lambda x, worked, scores, capacity: worked,  # skips nobody
         lambda x, worked, scores, capacity: _skip(x, worked, -scores, capacity),  # the lowest
-        lambda x, worked, scores, capacity: _skip(2 * x, worked, scores, capacity),  # doubles what is skipped
-        lambda x, worked, scores, capacity: _skip(x, worked, scores.softmax(dim=1).logit(), capacity),  # a share
-        lambda x, worked, scores, capacity: _skip(x, worked, scores, capacity, most=int(capacity * scores.shape[1])),
+        # doubles what is skipped
+        lambda x, worked, scores, capacity: _skip(2 * x, worked, scores, capacity),
+        # a share
+        lambda x, worked, scores, capacity: _skip(
+            x, worked, scores.softmax(dim=1).logit(), capacity
+        ),
+        lambda x, worked, scores, capacity: _skip(
+            x, worked, scores, capacity, most=int(capacity * scores.shape[1])
+        ),
         lambda x, worked, scores, capacity: _skip(x, worked, scores.detach(), capacity),
-        lambda x, worked, scores, capacity: torch.where(scores[..., None] > 0, worked, x),  # a threshold
+        # a threshold
+        lambda x, worked, scores, capacity: torch.where(scores[..., None] > 0, worked, x),
         lambda x, worked, scores, capacity: torch.where(
             (_skip(x, worked, scores, capacity) != x), worked, x
         ),  # no weight
     ],
     "14.ahead": [
-        lambda logits, ids, weights: _all_heads(logits, ids, weights, total=1.0),  # weights that do not sum to 1
+        # weights that do not sum to 1
+        lambda logits, ids, weights: _all_heads(logits, ids, weights, total=1.0),
         lambda logits, ids, weights: _all_heads(
             logits, ids, weights, total=sum(weights)
         ),  # of heads that are not there
@@ -315,14 +392,18 @@ WRONG = {
         lambda logits, ids, weights: _all_heads(
             [each for each in logits], ids.roll(-1, dims=1), weights
         ),  # shifted twice
-        lambda logits, ids, weights: sum(_each_head([each], ids)[0] for each in logits) / len(logits),  # all one ahead
+        # all one ahead
+        lambda logits, ids, weights: (
+            sum(_each_head([each], ids)[0] for each in logits) / len(logits)
+        ),
         lambda logits, ids, weights: torch.nn.functional.cross_entropy(
             logits[0].flatten(0, 1).float(), ids.roll(-1, dims=1).flatten()
         ),  # the last position guesses the first token
         lambda logits, ids, weights: _all_heads(logits, ids, weights[::-1]),
     ],
     "15.recurrence": [
-        lambda x, d: distillation.divided(x[None], d)[0],  # the write-up's, gone after twenty tokens
+        # the write-up's, gone after twenty tokens
+        lambda x, d: distillation.divided(x[None], d)[0],
         lambda x, d: x.cumsum(0),  # forgets nothing
         lambda x, d: goose.scan(x[None], d.mean().expand(len(d)))[0],  # one decay for all
         lambda x, d: goose.scan((x * (1 - d))[None], d)[0],  # a moving average
@@ -333,20 +414,32 @@ WRONG = {
         lambda x, alpha: x.sign() + (x - x.detach()),  # no threshold
         lambda x, alpha: _spiked(x, alpha).detach(),  # no gradient
         lambda x, alpha: _spiked(x, alpha, theta=alpha),  # an absolute threshold
-        lambda x, alpha: _spiked(x, alpha, theta=alpha * x.detach().abs().mean()),  # one for all tokens
+        # one for all tokens
+        lambda x, alpha: _spiked(x, alpha, theta=alpha * x.detach().abs().mean()),
         lambda x, alpha: _spiked(x, alpha).clamp_min(0),  # never negative
         lambda x, alpha: _spiked(x, 1.0),
-        lambda x, alpha: x * _spiked(x, alpha).detach().abs(),  # the gradient of those that spike alone
+        # the gradient of those that spike alone
+        lambda x, alpha: x * _spiked(x, alpha).detach().abs(),
     ],
     "20.front": [
         lambda points: points,
         lambda points: [min(points, key=sum)],  # one winner
         lambda points: sorted(_unbeaten(points)),  # in another order
-        lambda points: [points[n] for n in comparing.front(dict(enumerate(points)))],  # looks at two numbers alone
+        # looks at two numbers alone
+        lambda points: [points[n] for n in comparing.front(dict(enumerate(points)))],
         lambda points: list(dict.fromkeys(_unbeaten(points))),  # equal ones once
-        lambda points: [p for p in points if not any(all(a < b for a, b in zip(q, p)) for q in points)],  # in all
-        lambda points: [p for p in points if not any(any(a < b for a, b in zip(q, p)) for q in points)],  # in any
-        lambda points: [p for p in points if not any(all(a <= b for a, b in zip(q, p)) for q in points)],  # by itself
+        # in all
+        lambda points: [
+            p for p in points if not any(all(a < b for a, b in zip(q, p)) for q in points)
+        ],
+        # in any
+        lambda points: [
+            p for p in points if not any(any(a < b for a, b in zip(q, p)) for q in points)
+        ],
+        # by itself
+        lambda points: [
+            p for p in points if not any(all(a <= b for a, b in zip(q, p)) for q in points)
+        ],
     ],
     "20.leader": [
         lambda curves, budget: min(curves, key=lambda n: curves[n][-1][1]),  # at the end
@@ -354,15 +447,23 @@ WRONG = {
         lambda curves, budget: _lowest(
             {n: comparing.at([(-9, c[0][1]), *c], budget) for n, c in curves.items()}
         ),  # early
-        lambda curves, budget: _lowest({n: comparing.at([*c, (99, c[-1][1])], budget) for n, c in curves.items()}),
-        lambda curves, budget: _lowest({n: dict(c).get(budget) for n, c in curves.items()}),  # no line between points
-        lambda curves, budget: min(curves, key=lambda n: comparing.at(curves[n], budget) or 99),  # never None
-        lambda curves, budget: _lowest({n: -(comparing.at(c, budget) or -99) for n, c in curves.items()}),
+        lambda curves, budget: _lowest(
+            {n: comparing.at([*c, (99, c[-1][1])], budget) for n, c in curves.items()}
+        ),
+        # no line between points
+        lambda curves, budget: _lowest({n: dict(c).get(budget) for n, c in curves.items()}),
+        # never None
+        lambda curves, budget: min(curves, key=lambda n: comparing.at(curves[n], budget) or 99),
+        lambda curves, budget: _lowest(
+            {n: -(comparing.at(c, budget) or -99) for n, c in curves.items()}
+        ),
     ],
     "21.loss": [
         lambda sums, counts: sum(s / n for s, n in zip(sums, counts)) / len(sums),  # mean of means
         lambda sums, counts: sum(s / max(n, 1) for s, n in zip(sums, counts)) / len(sums),
-        lambda sums, counts: sum(s / n for s, n in zip(sums, counts) if n) / sum(n > 0 for n in counts),
+        lambda sums, counts: (
+            sum(s / n for s, n in zip(sums, counts) if n) / sum(n > 0 for n in counts)
+        ),
         lambda sums, counts: sum(sums) / len(sums),
         lambda sums, counts: sum(sums),
         lambda sums, counts: sums[0] / counts[0],  # rank 0's

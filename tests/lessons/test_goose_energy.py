@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lessons import goose, goose_energy
+from lessons import goose_energy
 from nblib import models
+from nblib.methods import goose
 
 VOCABULARY = 64
 
@@ -36,7 +37,8 @@ def test_multiply_adds_are_those_of_torchs_counter(which, context, request):
 
 def test_a_goose_costs_the_same_wherever_it_stands(bird, transformer):
     near, far = (
-        [goose_energy.energy(goose_energy.operations(m, context=c)) for m in (bird, transformer)] for c in (8, 64)
+        [goose_energy.energy(goose_energy.operations(m, context=c)) for m in (bird, transformer)]
+        for c in (8, 64)
     )
     assert near[0] == far[0] and near[1] < far[1]
 
@@ -46,20 +48,27 @@ def test_together_is_what_the_layers_multiply(bird):
     ids, products = torch.randint(0, VOCABULARY, (2, 16)), []
     real = bird.model.layers[0].recurrent.scan
     for block in bird.model.layers:
-        block.recurrent.scan = lambda x, d: (products.append((x[:, 1:] != 0).float().mean()), real(x, d))[1]
+        block.recurrent.scan = lambda x, d: (
+            products.append((x[:, 1:] != 0).float().mean()),
+            real(x, d),
+        )[1]
     try:
         bird(ids)
     finally:
         for block in bird.model.layers:
             block.recurrent.scan = real
-    share = float(sum(products) / len(products))  # all positions but the first, into which the past goes
+    # all positions but the first, into which the past goes
+    share = float(sum(products) / len(products))
     assert 0 < share < 1 and goose_energy.together(bird, ids) == pytest.approx(share, abs=0.05)
     with pytest.raises(ValueError, match="no goose"):
         goose_energy.together(models.tiny(VOCABULARY, hidden=16, layers=1, heads=2), ids)
 
 
 def test_spikes_save_the_product_of_key_and_value_and_no_matrix(bird, transformer):
-    table = {line["one token"]: line for line in goose_energy.rows(bird, transformer, context=16, rate=0.3, fires=0.1)}
+    table = {
+        line["one token"]: line
+        for line in goose_energy.rows(bird, transformer, context=16, rate=0.3, fires=0.1)
+    }
     spiking, dense, _, imagined = table.values()
     assert spiking["thousand multiply-adds"] == dense["thousand multiply-adds"]
     assert imagined["microjoules"] < spiking["microjoules"] < dense["microjoules"]

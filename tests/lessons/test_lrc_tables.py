@@ -5,8 +5,9 @@ import torch
 
 from lessons import lrc_tables
 from nblib import models
-from nblib.methods import lrc, ternary
-from nblib.run import show
+from nblib.methods import lrc
+from nblib.methods.lrc import ternary
+from nbworkbook import show
 
 
 @pytest.fixture
@@ -19,7 +20,10 @@ def corrected():
 def test_the_histogram_counts_the_zeros():
     weight = torch.tensor([[0.1, -0.1, 2.0, -2.0]])
     picture = lrc_tables.three_values(weight, *ternary.codes_and_scale(weight), "q_proj")
-    assert "50% of the weights become zero" in picture.summary and "q_proj" in picture.figure.axes[0].get_xlabel()
+    assert (
+        "50% of the weights become zero" in picture.summary
+        and "q_proj" in picture.figure.axes[0].get_xlabel()
+    )
 
 
 def test_the_energy_at_the_parameter_is_that_of_its_rank():
@@ -40,8 +44,13 @@ def test_differences_are_relative_and_see_a_zero():
 def test_the_phase_diagram_compares_the_published_router_with_the_line():
     ratios, penalties = [1.05, 4.0], [0.1, 0.2]
     collapsed = torch.tensor([[0.5, 0.5], [0.0, 0.0]])
-    picture = lrc_tables.phase_diagram({"published": collapsed, "mended": torch.full((2, 2), 0.4)}, ratios, penalties)
-    assert "in 100% of the cells" in picture.summary and "published 0.00, mended 0.40" in picture.summary
+    picture = lrc_tables.phase_diagram(
+        {"published": collapsed, "mended": torch.full((2, 2), 0.4)}, ratios, penalties
+    )
+    assert (
+        "in 100% of the cells" in picture.summary
+        and "published 0.00, mended 0.40" in picture.summary
+    )
 
 
 def test_the_gap_counts_the_steps_that_were_made():
@@ -65,7 +74,9 @@ def test_the_control_claims_the_same_steps_only_where_it_took_them(capsys):
 def test_the_training_says_the_first_and_the_last_share(records, share):
     first, history = {"corrected": 4.5}, {"corrected": records}
     for label, after in (("corrected", "it"), ("corrected, 4 of 9 steps", "4 of 9 steps")):
-        picture = lrc_tables.training(first, history, {"float": 4.0, "ternary": 5.0}, {"corrected": label})
+        picture = lrc_tables.training(
+            first, history, {"float": 4.0, "ternary": 5.0}, {"corrected": label}
+        )
         assert f"50% of it before training and {share} after {after}." in picture.summary
         assert picture.figure.axes[0].lines[0].get_label() == label
 

@@ -10,7 +10,10 @@ from lessons.pitfalls import expert_products, pitfall
 def test_the_library_computes_as_the_broken_lines_do():
     installed = expert_products.computed(None)
     assert installed == pitfall("P72").broken()
-    assert installed["experts' products in bf16"] == 0 and installed["share of the multiply-adds in fp32"] < 1
+    assert (
+        installed["experts' products in bf16"] == 0
+        and installed["share of the multiply-adds in fp32"] < 1
+    )
 
 
 def test_the_mended_product_is_that_of_each_expert_in_bf16():

@@ -9,6 +9,11 @@ from nblib import wiring
 def test_missed_goes_by_identity():
     model = bench.wired()
     params = list(wiring.trainable(model).values())
-    assert wiring.missed(model, [torch.optim.SGD(params[:40], lr=1), torch.optim.SGD(params[40:], lr=1)]) == []
+    assert (
+        wiring.missed(
+            model, [torch.optim.SGD(params[:40], lr=1), torch.optim.SGD(params[40:], lr=1)]
+        )
+        == []
+    )
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
     assert len(wiring.missed(model, [torch.optim.SGD(twins, lr=1)])) == len(params)

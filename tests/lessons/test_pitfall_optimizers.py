@@ -5,7 +5,8 @@ from lessons.pitfalls import optimizers
 
 def test_the_original_convention_shrinks_with_width_and_the_other_does_not():
     small, large = (
-        {a: optimizers.step_size(n, n, adjust=a) for a in ("original", "match_rms_adamw")} for n in (64, 512)
+        {a: optimizers.step_size(n, n, adjust=a) for a in ("original", "match_rms_adamw")}
+        for n in (64, 512)
     )
     assert large["original"] < 0.5 * small["original"]
     assert abs(large["match_rms_adamw"] / small["match_rms_adamw"] - 1) < 0.15

@@ -1,4 +1,6 @@
-"""Recomputation: its price, torch's fused loss, and the library's switch that turns the cache off."""
+"""Recomputation: its price, torch's fused loss, and the library's switch that turns the cache
+off.
+"""
 
 import torch
 
@@ -8,7 +10,10 @@ from lessons.pitfalls.recomputation import kept_and_flops, step_memory, torch_li
 
 def test_frozen_weights_make_checkpointing_dearer():
     def price(frozen):
-        with_it, without = (kept_and_flops(4, how, frozen=frozen)["work over forward"] for how in ("blocks", "nothing"))
+        with_it, without = (
+            kept_and_flops(4, how, frozen=frozen)["work over forward"]
+            for how in ("blocks", "nothing")
+        )
         return with_it / without - 1
 
     assert 0.2 < price(False) < 1 / 3 < price(True) < 0.5
@@ -24,5 +29,7 @@ def test_the_librarys_own_switch_turns_the_cache_off():
     reference.enable_input_require_grads()
     right = bench.flow(reference, lambda: recomputation.whole_logits(reference, ids))["gradients"]
     model.activation_checkpointing_enable({"use_reentrant": True})
-    got = bench.flow(model, lambda: model(input_ids=ids, labels=ids, use_cache=True).loss)["gradients"]
+    got = bench.flow(model, lambda: model(input_ids=ids, labels=ids, use_cache=True).loss)[
+        "gradients"
+    ]
     assert all(torch.equal(got[name], gradient) for name, gradient in right.items())

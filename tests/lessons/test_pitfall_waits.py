@@ -13,7 +13,9 @@ def asked(question) -> dict[str, int]:
     return dict(counted.kinds)
 
 
-@pytest.mark.parametrize("question", [float, int, lambda x: x.item(), lambda x: "yes" if x > 0 else "no"])
+@pytest.mark.parametrize(
+    "question", [float, int, lambda x: x.item(), lambda x: "yes" if x > 0 else "no"]
+)
 def test_a_number_is_one_wait(question):
     assert asked(lambda x: question(x[1])) == {"a number": 1}
 
@@ -25,7 +27,15 @@ def test_a_mask_is_counted_out_and_so_is_its_gradient():
 
 def test_what_has_a_known_size_is_free():
     assert (
-        asked(lambda x: (x[1:], x[torch.tensor([0, 2])], torch.where(x > 1, x, 0), x.sum(), x.masked_fill(x > 1, 0)))
+        asked(
+            lambda x: (
+                x[1:],
+                x[torch.tensor([0, 2])],
+                torch.where(x > 1, x, 0),
+                x.sum(),
+                x.masked_fill(x > 1, 0),
+            )
+        )
         == {}
     )
     assert asked(lambda x: x.nonzero()) == {"a size": 1}
@@ -42,5 +52,9 @@ def test_both_steps_are_the_same_step():
 
 def test_workers_change_no_count():
     facts = pitfall("P73").broken()
-    assert facts["waits of one step, fed by two workers"] == facts["waits of one step"] == 7 * facts["micro-batches"]
+    assert (
+        facts["waits of one step, fed by two workers"]
+        == facts["waits of one step"]
+        == 7 * facts["micro-batches"]
+    )
     assert pitfall("P73").fixed()["waits of one step"] == 1

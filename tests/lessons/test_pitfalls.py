@@ -1,7 +1,9 @@
-"""Every pitfall both ways: broken shows the symptom, fixed does not, and the claim holds or fails as said.
+"""Every pitfall both ways: broken shows the symptom, fixed does not, and the claim holds or fails
+as said.
 
-Each run is made here once for the whole suite: where the doctor can see it, it watches (diagnosis.py), and with
-`--facts FOLDER` what the run measured is kept for the notebooks, which show it (lessons/facts.py).
+Each run is made here once for the whole suite: where the doctor can see it, it watches
+(diagnosis.py), and with `--facts FOLDER` what the run measured is kept for the notebooks, which
+show it (notebooks/lessons/pitfall_cache.py).
 """
 
 import os
@@ -18,7 +20,7 @@ import torch
 import transformers as tf
 from diagnosis import facts_of
 
-from lessons import facts, pitfalls, trials
+from lessons import pitfall_cache, pitfalls, trials
 from lessons.pitfalls import bench
 from nblib import paths, runtime
 
@@ -55,7 +57,9 @@ def _process() -> dict:
         "gradients": torch.is_grad_enabled(),
         "warning filters": list(warnings.filters),
         "verbosity": tf.utils.logging.get_verbosity(),
-        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "environment": {
+            name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+        },
     }
 
 
@@ -87,7 +91,7 @@ def made(request):
             sys.settrace(before)
             threading.settrace(in_threads)
         if folder:
-            facts.write(Path(folder), p.id, run, measured)
+            pitfall_cache.write(Path(folder), p.id, run, measured)
         return measured, executed
 
     return make
@@ -103,10 +107,14 @@ def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was, 
     assert not pitfall.seen(fixed), f"{pitfall.id} still shows its symptom with the fix: {fixed}"
     if pitfall.claimed is not None:
         claimed, _ = made(pitfall, "claimed")
-        assert pitfall.seen(claimed) == pitfall.claim_holds, f"{pitfall.id}: the claimed cause alone gave {claimed}"
+        assert pitfall.seen(claimed) == pitfall.claim_holds, (
+            f"{pitfall.id}: the claimed cause alone gave {claimed}"
+        )
 
     wrong, right = codes(pitfall.wrong), codes(pitfall.right)
-    assert wrong & then and not wrong & now, f"{pitfall.id}: the broken run alone must execute what is shown for it"
+    assert wrong & then and not wrong & now, (
+        f"{pitfall.id}: the broken run alone must execute what is shown for it"
+    )
     assert right & now, f"{pitfall.id}: the fixed run must execute what is shown for it"
 
 
@@ -135,7 +143,9 @@ def test_the_catalogue_is_complete_in_itself():
 
 
 def test_a_verdict_names_the_versions_it_was_seen_on_and_they_are_those_of_the_lock():
-    locked = dict(re.findall(r"^([a-z]+)==(\d+\.\d+)", (paths.root() / "requirements.lock").read_text(), re.M))
+    locked = dict(
+        re.findall(r"^([a-z]+)==(\d+\.\d+)", (paths.root() / "requirements.lock").read_text(), re.M)
+    )
     for p in CATALOGUE:
         named = re.findall(r"(torch|transformers|peft|bitsandbytes|Python) (\d+\.\d+)", p.verdict)
         assert named, p.id

@@ -1,10 +1,13 @@
-"""Every pitfall of notebooks 01 to 04 that a check can see: the broken run is named by it, and a fixed one is clean.
+"""Every pitfall of notebooks 01 to 04 that a check can see: the broken run is named by it, and a
+fixed one is clean.
 
-Where one watch can stand around the catalogue's own runs, test_pitfalls.py makes them under it (diagnosis.NAMED). Where
-they train several models for comparison, or need more than their facts (a step after the backward, the terms of the
-loss), the family's training function is watched here for the broken variant and for the fixed one.
+Where one watch can stand around the catalogue's own runs, test_pitfalls.py makes them under it
+(diagnosis.NAMED). Where they train several models for comparison, or need more than their facts (a
+step after the backward, the terms of the loss), the family's training function is watched here for
+the broken variant and for the fixed one.
 
-Footgun: the trained byte model is cached (`bench.trained`), and a watch sees the run that fills the cache.
+Footgun: the trained byte model is cached (`bench.trained`), and a watch sees the run that fills the
+cache.
 """
 
 import contextlib
@@ -36,7 +39,7 @@ from lessons.pitfalls import (
 )
 from loopdoctor import Report
 from nblib import doctor, hf, models
-from nblib.methods import param_groups
+from nblib.methods.muon import groups
 
 CATALOGUE = {p.id: p for p in pitfalls.catalogue()}
 Run = Callable[[], object]
@@ -66,9 +69,13 @@ def by_callback(kind: type, model, rows, **options) -> Report:
     return callback.report
 
 
-def steps(model: torch.nn.Module, loss: Callable[[], torch.Tensor], count: int = 5, **declared) -> Report:
+def steps(
+    model: torch.nn.Module, loss: Callable[[], torch.Tensor], count: int = 5, **declared
+) -> Report:
     """A plain loop on one loss."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad] or [torch.zeros(())], lr=1e-3)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad] or [torch.zeros(())], lr=1e-3
+    )
 
     def run() -> None:
         for _ in range(count):
@@ -79,7 +86,7 @@ def steps(model: torch.nn.Module, loss: Callable[[], torch.Tensor], count: int =
     return watched(run, **declared)
 
 
-# --------------------------------------------------------------------- runs that are watched in part, by pitfall
+# -------------------------------------------------------- runs that are watched in part, by pitfall
 def on_a_loaded_adapter(**options) -> Report:
     model, _ = interfaces.loaded(**options)
     return watched(lambda: interfaces.train_on(model))
@@ -92,7 +99,9 @@ def on_walked_factors(order: str) -> Report:
 
 
 def on_a_trainable_head(*, reentrant: bool) -> Report:
-    """The eager half of P16: the compiled one hides the fault, and nothing could be seen inside it anyway."""
+    """The eager half of P16: the compiled one hides the fault, and nothing could be seen inside it
+    anyway.
+    """
     model = recomputation.lora(layers=2, tie_word_embeddings=False)
     model.get_output_embeddings().requires_grad_(True)
     recomputation.library_checkpointing(model, use_reentrant=reentrant)
@@ -131,7 +140,7 @@ def with_a_scaler(scaler: torch.amp.GradScaler) -> Report:
 
 def with_muon(rate: float, aux: float) -> Report:
     def make(model):
-        return param_groups.optimizers(model, lr=rate, adamw_lr=aux, weight_decay=0.0, adjust="original")
+        return groups.optimizers(model, lr=rate, adamw_lr=aux, weight_decay=0.0, adjust="original")
 
     return watched(lambda: optimizers.from_scratch(make, steps=12))
 
@@ -140,7 +149,9 @@ def with_a_split(split: str) -> Report:
     def make(model):
         if split == "ndim == 2":
             return optimizers.by_shape(model, 3e-3, 3e-3, "match_rms_adamw")
-        return param_groups.optimizers(model, lr=3e-3, adamw_lr=3e-3, weight_decay=0.0, adjust="match_rms_adamw")
+        return groups.optimizers(
+            model, lr=3e-3, adamw_lr=3e-3, weight_decay=0.0, adjust="match_rms_adamw"
+        )
 
     return watched(lambda: optimizers.from_scratch(make, steps=12))
 
@@ -157,7 +168,11 @@ def on_ragged_rows(how: str, lengths: tuple[int, ...] = loop.RAGGED) -> Report:
     def run() -> None:
         for _ in range(4):
             for batch, mine in zip(micro, tokens):
-                share = {"undivided": 1, "by_count": 1 / len(micro), "by_tokens": mine / sum(tokens)}[how]
+                share = {
+                    "undivided": 1,
+                    "by_count": 1 / len(micro),
+                    "by_tokens": mine / sum(tokens),
+                }[how]
                 (model(**batch).loss * share).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -207,17 +222,25 @@ def on_micro_batches(kind: type) -> Report:
 
 
 def on_experts(who: str) -> Report:
-    """With the model's own loss: F11 needs to see the targets, and in chunks, as the loop has them, it does not."""
+    """With the model's own loss: F11 needs to see the targets, and in chunks, as the loop has them,
+    it does not.
+    """
     model, rows = moe_muon.choosing(who), bench.stream("prose")[: 8 * 64].view(8, 64)
     return steps(model, lambda: model(input_ids=rows, labels=rows).loss)
 
 
-# ------------------------------------------------------------------------------------------------------ the pairs
+# ---------------------------------------------------------------------------------------- the pairs
 PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     "P07": (on_a_loaded_adapter, partial(on_a_loaded_adapter, is_trainable=True)),
-    "P10": (partial(on_walked_factors, "attach first"), partial(on_walked_factors, "quantise first")),
+    "P10": (
+        partial(on_walked_factors, "attach first"),
+        partial(on_walked_factors, "quantise first"),
+    ),
     "P13": (partial(on_two_terms, detached=True), partial(on_two_terms, detached=False)),
-    "P16": (partial(on_a_trainable_head, reentrant=True), partial(on_a_trainable_head, reentrant=False)),
+    "P16": (
+        partial(on_a_trainable_head, reentrant=True),
+        partial(on_a_trainable_head, reentrant=False),
+    ),
     "P24": (
         partial(watched, lambda: precision.fine_tune.__wrapped__("bf16")),
         partial(watched, lambda: precision.fine_tune.__wrapped__("fp32 + autocast")),
@@ -231,7 +254,9 @@ PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     "P31": (partial(with_a_split, "ndim == 2"), partial(with_a_split, "by name")),
     "P33": (on_a_teacher, partial(on_a_teacher, clone=True)),
     "P34": (
-        partial(watched, lambda: optimizers.scheduled("transformers", per_micro_batch=True, steps=8)),
+        partial(
+            watched, lambda: optimizers.scheduled("transformers", per_micro_batch=True, steps=8)
+        ),
         partial(watched, lambda: optimizers.scheduled("nblib", steps=8)),
     ),
     "P36": (partial(on_ragged_rows, "by_count"), partial(on_ragged_rows, "by_tokens")),
@@ -241,13 +266,22 @@ PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
         lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer.poisoned()),
         lambda: on_a_trainer(hf.Trainer, hf_trainer.small()),
     ),
-    "P42": (partial(watched, lambda: data.shifted(2, steps=10)), partial(watched, lambda: data.shifted(1, steps=10))),
+    "P42": (
+        partial(watched, lambda: data.shifted(2, steps=10)),
+        partial(watched, lambda: data.shifted(1, steps=10)),
+    ),
     "P43": (
         partial(on_packed_rows, attention_mask=torch.ones(1, 32, dtype=torch.long)),
         partial(on_packed_rows, use_cache=False),
     ),
-    "P44": (partial(on_a_distilled_student, flatten=False), partial(on_a_distilled_student, flatten=True)),
-    "P46": (partial(on_micro_batches, hf_trainer.CustomLoss), partial(on_micro_batches, hf.Trainer)),
+    "P44": (
+        partial(on_a_distilled_student, flatten=False),
+        partial(on_a_distilled_student, flatten=True),
+    ),
+    "P46": (
+        partial(on_micro_batches, hf_trainer.CustomLoss),
+        partial(on_micro_batches, hf.Trainer),
+    ),
     "P65": (partial(on_experts, "experts"), partial(on_experts, "tokens")),
     "P68": (
         partial(watched, lambda: distillation.by_heart("mean", steps=10)),
@@ -270,17 +304,22 @@ def test_every_pitfall_with_a_check_has_its_pair():
     assert {p.id for p in CATALOGUE.values() if p.check} == {*PAIRS, *NAMED}
 
 
-# ---------------------------------------------------------------------- further variants, and what only looks bad
+# -------------------------------------------------------- further variants, and what only looks bad
 VARIANTS = {
     "P08 on a copy": ("S3", partial(watched, lambda: interfaces.optimizer_on("on a copy"))),
-    "P26 the filter's 0.0": ("N17", lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer.poisoned())),
+    "P26 the filter's 0.0": (
+        "N17",
+        lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer.poisoned()),
+    ),
     "P36 undivided": ("N6", partial(watched, lambda: loop.trained("undivided", "AdamW", steps=10))),
     "P42 never shifted": ("F3", partial(watched, lambda: data.shifted(0, steps=10))),
     "P42 padding is the end": ("F16", partial(on_ends, pad_is_eos=True)),
     "P43 with a cache": ("F12", partial(on_packed_rows, use_cache=True)),
 }
 HEALTHY = {
-    "P20 gradients of the input": partial(watched, lambda: recomputation.kept_and_flops(4, "blocks")),
+    "P20 gradients of the input": partial(
+        watched, lambda: recomputation.kept_and_flops(4, "blocks")
+    ),
     "P24 stochastic": partial(watched, lambda: precision.fine_tune.__wrapped__("bf16, stochastic")),
     "P24 kahan": partial(watched, lambda: precision.fine_tune.__wrapped__("bf16, kahan")),
     "P36 divided": partial(watched, lambda: loop.trained("divided", "AdamW", steps=10)),
@@ -292,8 +331,12 @@ HEALTHY = {
     ),
     "P42 a padding of its own": partial(on_ends, pad_is_eos=False),
     "P65 room for the first that come": partial(on_experts, "tokens, while there is room"),
-    "P46 two models one after the other": partial(watched, lambda: hf_trainer.loss_scale(hf.Trainer)),
-    "P46 mixtures one after the other": partial(watched, lambda: hf_trainer.auxiliary_scale(hf.Trainer)),
+    "P46 two models one after the other": partial(
+        watched, lambda: hf_trainer.loss_scale(hf.Trainer)
+    ),
+    "P46 mixtures one after the other": partial(
+        watched, lambda: hf_trainer.auxiliary_scale(hf.Trainer)
+    ),
 }
 
 
@@ -311,4 +354,5 @@ def test_what_only_looks_bad_is_clean(name):
 def test_recomputation_that_appends_to_the_cache_is_seen_by_its_length():
     report = watched(CATALOGUE["P21"].broken)
     assert "held 16 positions after the forward, 32 after the backward" in report.root.observed
-    assert "F10" in {f.check for f in watched(CATALOGUE["P21"].claimed).findings}  # a note: it is only kept
+    # a note: it is only kept
+    assert "F10" in {f.check for f in watched(CATALOGUE["P21"].claimed).findings}

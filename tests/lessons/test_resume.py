@@ -34,7 +34,8 @@ def test_buffers_count(tmp_path, stream, machine):
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("calls", torch.zeros(()), persistent=False)  # so no checkpoint has it
+            # so no checkpoint has it
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
 
     def with_counter():
         model = models.tiny(256, hidden=32, layers=1, heads=2)

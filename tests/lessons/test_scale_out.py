@@ -1,4 +1,6 @@
-"""Worlds beside a notebook: real processes that answer together, end together, and are gone with whoever made them."""
+"""Worlds beside a notebook: real processes that answer together, end together, and are gone with
+whoever made them.
+"""
 
 import os
 import re
@@ -62,7 +64,10 @@ def test_a_killed_rank_is_told_with_its_signal():
     world = World(2, patience=5)
     told = world.ask(scale_out_faults.dying)
     assert told[1]["gone"] == "killed by SIGKILL" and told[0]["error"].startswith("RuntimeError: ")
-    assert "Connection closed by peer" in told[0]["error"] or "Connection reset by peer" in told[0]["error"]
+    assert (
+        "Connection closed by peer" in told[0]["error"]
+        or "Connection reset by peer" in told[0]["error"]
+    )
     assert not re.search(r"\]:\d", told[0]["error"]), "a port, which is another in each run"
 
 
@@ -71,7 +76,9 @@ def test_the_processes_end_when_whoever_made_them_is_killed():
     program = "import time\nfrom lessons.scale_out import World\nworld = World(2)\n"
     program += "print(*[p.pid for p in world.processes], flush=True)\ntime.sleep(60)"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env
+    )
     pids = [int(pid) for pid in owner.stdout.readline().split()]
     assert len(pids) == 2 and all(map(_alive, pids))
     owner.send_signal(signal.SIGKILL)
@@ -83,5 +90,7 @@ def test_the_processes_end_when_whoever_made_them_is_killed():
 
 
 def test_an_error_is_told_in_one_sentence_without_a_port():
-    error = RuntimeError("[/w/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:2937. It may be that\nmore")
+    error = RuntimeError(
+        "[/w/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:2937. It may be that\nmore"
+    )
     assert scale_out.sentence(error) == "RuntimeError: Connection closed by peer [127.0.0.1]"

@@ -1,4 +1,6 @@
-"""Each fault in two real processes: the wrong lines give another number than one process, the right ones the same."""
+"""Each fault in two real processes: the wrong lines give another number than one process, the right
+ones the same.
+"""
 
 import pytest
 
@@ -22,7 +24,9 @@ def test_wrong_shows_the_symptom_and_right_does_not(trial, name):
     page = trial.pages[name]
     fault = faults.FAULTS[name][1]
     assert page.startswith(fault.title) and "THE SYMPTOM" in page and "Verdict:" in page
-    assert all(line in page for shown in (fault.wrong, fault.right) for line in trials.lines_of(shown))
+    assert all(
+        line in page for shown in (fault.wrong, fault.right) for line in trials.lines_of(shown)
+    )
 
 
 @pytest.mark.slow
@@ -32,10 +36,14 @@ def test_what_the_page_says_of_each_is_measured(trial):
 
     wrong, right = both("mean of means", "gradient error")
     assert wrong > 0.1 and right < 1e-5
-    assert both("mean of means", "loss")[1] == pytest.approx(both("mean of means", "loss in one process")[1], abs=1e-5)
+    assert both("mean of means", "loss")[1] == pytest.approx(
+        both("mean of means", "loss in one process")[1], abs=1e-5
+    )
 
     wrong, right = both("sends", "bytes given to all-reduce")
-    assert wrong == 4 * right and both("sends", "gradient norm")[0] == pytest.approx(both("sends", "gradient norm")[1])
+    assert wrong == 4 * right and both("sends", "gradient norm")[0] == pytest.approx(
+        both("sends", "gradient norm")[1]
+    )
 
     first, second = trial.facts["unused"][0]
     assert [first["steps"], second["steps"]] == [0, 1]
@@ -43,15 +51,23 @@ def test_what_the_page_says_of_each_is_measured(trial):
     assert trial.facts["unused"][1][1]["gradient error"] < 1e-6
 
     first, second = trial.facts["leaves"][0]
-    assert "Timed out" in first["says"] and second["says"] == "nothing" and first["waited for seconds"] >= faults.LIMIT
+    assert (
+        "Timed out" in first["says"]
+        and second["says"] == "nothing"
+        and first["waited for seconds"] >= faults.LIMIT
+    )
     assert [r["steps"] for r in trial.facts["leaves"][1]] == [3, 3]
 
     wrong, right = both("norm", "norm after the clip / limit")
     assert wrong == pytest.approx(2**0.5, rel=1e-3) and right == pytest.approx(1, rel=1e-4)
     parts = [r["norm that the rank used"] for r in trial.facts["norm"][0]]
-    assert sum(part**2 for part in parts) == pytest.approx(both("norm", "true norm")[0] ** 2, rel=1e-3)
+    assert sum(part**2 for part in parts) == pytest.approx(
+        both("norm", "true norm")[0] ** 2, rel=1e-3
+    )
 
-    assert both("seeds", "different rows") == [8, 16] and both("seeds", "ranks with the same dropout") == [2, 1]
+    assert both("seeds", "different rows") == [8, 16] and both(
+        "seeds", "ranks with the same dropout"
+    ) == [2, 1]
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)

@@ -1,4 +1,6 @@
-"""The plan is arithmetic on shapes: held against the estimator on deeper models, and against what must be so."""
+"""The plan is arithmetic on shapes: held against the estimator on deeper models, and against what
+must be so.
+"""
 
 import pytest
 
@@ -15,7 +17,9 @@ def need():
 
 @pytest.mark.slow
 def test_two_blocks_foretell_six(need):
-    deep = memory.estimate(plan.config(SMALL, 6), rows=2, length=64, precision="bf16", checkpointing=True)
+    deep = memory.estimate(
+        plan.config(SMALL, 6), rows=2, length=64, precision="bf16", checkpointing=True
+    )
     assert need.weights == deep["weights"]
     one = plan.held(plan.per_rank(need, "ddp", 1))
     print(f"ddp on one card {one:,}, counted by the estimator {deep['peak']:,}")
@@ -25,7 +29,9 @@ def test_two_blocks_foretell_six(need):
 @pytest.mark.slow
 def test_a_checkpointed_block_keeps_its_input():
     kept = [
-        memory.estimate(plan.config(SMALL, n), rows=2, length=64, precision="fp32", checkpointing=True)["activations"]
+        memory.estimate(
+            plan.config(SMALL, n), rows=2, length=64, precision="fp32", checkpointing=True
+        )["activations"]
         for n in (4, 5)
     ]
     assert kept[1] - kept[0] == 2 * 64 * SMALL.hidden * 4
@@ -38,7 +44,9 @@ def test_shards_and_groups(need):
     assert fsdp["states"] == pytest.approx(ddp["states"] / 64, abs=1)
     assert hsdp["states"] == pytest.approx(ddp["states"] / 8, abs=1)
     assert fsdp["between"] == ddp["between"] == 0 < hsdp["between"] < hsdp["sent"]
-    assert plan.per_rank(need, "fsdp", 64, accumulate=3)["sent"] == pytest.approx(3 * fsdp["sent"], abs=3)
+    assert plan.per_rank(need, "fsdp", 64, accumulate=3)["sent"] == pytest.approx(
+        3 * fsdp["sent"], abs=3
+    )
     assert ddp["sent"] < hsdp["sent"] < fsdp["sent"] <= 3 * need.weights
     assert [plan.groups_of(n) for n in (4, 8, 16, 1024)] == [2, 2, 2, 128]
     with pytest.raises(ValueError, match="mesh = 'tp': allowed are ddp, fsdp, hsdp"):

@@ -1,4 +1,6 @@
-"""ddp, fsdp and one process: equal losses, what each rank holds, and a checkpoint that moves between worlds."""
+"""ddp, fsdp and one process: equal losses, what each rank holds, and a checkpoint that moves
+between worlds.
+"""
 
 import pytest
 import torch
@@ -48,14 +50,19 @@ def test_a_rank_holds_half_under_fsdp_and_its_peak_is_at_most_six_tenths(took):
     print({name: f"{peak / 1e6:.0f} MB" for name, peak in peaks.items()})
     assert peaks["ddp"] >= one["held"] > peaks["fsdp"]
     assert peaks["fsdp"] <= 0.6 * peaks["ddp"]
-    assert peaks["fsdp, two micro-batches"] <= 0.6 * peaks["ddp"]  # no whole gradients wait for the last one
+    # no whole gradients wait for the last one
+    assert peaks["fsdp, two micro-batches"] <= 0.6 * peaks["ddp"]
 
 
 @pytest.mark.slow
 def test_stopped_on_two_gone_on_with_one_and_back(worlds, tmp_path):
     alone, two = worlds
     folder, losses = str(tmp_path), None
-    for world, mesh, first, last in [(two, "fsdp", 0, 3), (alone, "auto", 3, 6), (two, "ddp", 6, 9)]:
+    for world, mesh, first, last in [
+        (two, "fsdp", 0, 3),
+        (alone, "auto", 3, 6),
+        (two, "ddp", 6, 9),
+    ]:
         leg = world(training.part, mesh=mesh, folder=folder, first=first, last=last, total=9)[0]
         assert leg["steps"] == list(range(first + 1, last + 1))
         losses = leg["losses"]
@@ -72,7 +79,13 @@ def test_held_counts_the_part_that_is_here():
 
 
 def test_the_table_and_the_picture_take_the_hungriest_rank():
-    facts = {"parameters": 1_000_000, "gradients": 0, "moments": 0, "peak": 3_000_000, "seconds of a step": 0.1}
+    facts = {
+        "parameters": 1_000_000,
+        "gradients": 0,
+        "moments": 0,
+        "peak": 3_000_000,
+        "seconds of a step": 0.1,
+    }
     took = {"a": [facts, facts | {"peak": 4_000_000, "seconds of a step": 0.2}]}
     (line,) = training.overview(took, {"a": 0.0})
     assert line["peak"] == 4 and line["ms per step"] == 200 and line["ranks"] == 2
@@ -86,6 +99,11 @@ def test_a_step_waits_less_for_a_checkpoint_that_is_written_in_the_background(wo
     at_once, background = (way["step that saves, ms"] for way in by_rank[0]["steps"])
     assert background < at_once
     sizes = {one["file"]: one["bytes"] for one in by_rank[0]["files"]}
-    shards = [size for name, size in sizes.items() if name.startswith("shard-")]
-    assert set(sizes) - {"training.pt", "manifest.json"} == {n for n in sizes if n.startswith("shard-")}
-    assert len(shards) == 2 and max(shards) < 0.6 * sum(shards) and sizes["training.pt"] < 0.1 * sum(shards)
+    shards = [size for name, size in sizes.items() if name.startswith("training-")]
+    others = {"model.safetensors", "training.pt", "meta.json", "manifest.json"}
+    assert set(sizes) - others == {n for n in sizes if n.startswith("training-")}
+    assert (
+        len(shards) == 2
+        and max(shards) < 0.6 * sum(shards)
+        and sizes["training.pt"] < 0.1 * sum(shards)
+    )

@@ -32,7 +32,10 @@ def test_noise_is_seldom_taken_for_a_difference():
 def test_the_sentence_says_what_was_seen():
     gains = seeds.gains(without=[2.0, 2.1, 2.2], with_it=[1.8, 1.89, 2.01])
     assert gains == pytest.approx([0.2, 0.21, 0.19])
-    assert seeds.sentence("it", gains) == "it helps: loss lower by 0.200 in the mean of 3 seeds, from 0.190 to 0.210"
+    assert (
+        seeds.sentence("it", gains)
+        == "it helps: loss lower by 0.200 in the mean of 3 seeds, from 0.190 to 0.210"
+    )
     assert seeds.sentence("it", [-g for g in gains]) == (
         "it does harm: loss higher by 0.200 in the mean of 3 seeds, from 0.190 to 0.210"
     )

@@ -1,4 +1,6 @@
-"""The runs that notebook 20 makes: whole folders, made once per key, the same again at the same seed."""
+"""The runs that notebook 20 makes: whole folders, made once per key, the same again at the same
+seed.
+"""
 
 import shutil
 from pathlib import Path
@@ -7,18 +9,22 @@ import pytest
 import torch
 
 from lessons import comparing, short_runs
-from nblib import files, models, paths, start, text, train
-from nblib.run import parameters, runs
+from nblib import files, models, paths, text, train
+from nbworkbook import parameters, runs
+from nbworkbook.setup import Setup
 
 SHARED = dict(steps=4, rows=2, lr_scale=0.3, model="tiny", recipe="default", corpus="counting")
 
 
 @pytest.fixture
-def setup(stream, machine, tmp_path, monkeypatch) -> start.Start:
+def setup(stream, machine, tmp_path, monkeypatch) -> Setup:
     monkeypatch.setenv("NBLIB_OUTPUTS", str(tmp_path))
     model = models.tiny(256, hidden=32, layers=2, heads=2)
-    rows = {split: text.fixed_rows(part, length=32, limit=32) for split, part in zip("vh", stream.view(2, -1))}
-    return start.Start(model, None, stream, rows["v"], rows["h"], machine)
+    rows = {
+        split: text.fixed_rows(part, length=32, limit=32)
+        for split, part in zip("vh", stream.view(2, -1))
+    }
+    return Setup(model, None, stream, rows["v"], rows["h"], machine)
 
 
 def quiet(_: str) -> None:
@@ -35,19 +41,26 @@ def test_every_method_leaves_a_whole_run_that_can_be_compared(setup):
     folders = make(setup, methods=short_runs.METHODS)
     for folder in folders:
         assert runs.status(folder) == "done" and runs.problem(folder) is None
-        assert {"result.json", "parameters.yaml", "metrics.jsonl", "base.json"} <= runs.record(folder)["sealed"].keys()
+        assert {"result.json", "parameters.yaml", "metrics.jsonl", "base.json"} <= runs.record(
+            folder
+        )["sealed"].keys()
         assert not (folder / "checkpoints").exists() and not (folder / "stored").exists()
     trained, left_out = comparing.load(folders)
     assert not left_out and {t.method for t in trained} == set(short_runs.METHODS)
     assert {t.method for t in trained if t.new} == set(short_runs.FROM_SCRATCH)
     read = {t.method: t.curves["tokens"][-1][0] for t in trained}
-    assert read.pop("lrc") == short_runs.CALIBRATION * 2 * 32 + 4 * 2 * 31 and set(read.values()) == {4 * 2 * 31}
-    assert all(t.costs.keys() == comparing.COSTS.keys() and min(t.costs.values()) > 0 for t in trained)
+    assert read.pop("lrc") == short_runs.CALIBRATION * 2 * 32 + 4 * 2 * 31 and set(
+        read.values()
+    ) == {4 * 2 * 31}
+    assert all(
+        t.costs.keys() == comparing.COSTS.keys() and min(t.costs.values()) > 0 for t in trained
+    )
     bytes_of = {t.method: t.costs for t in trained}
     whole = sum(p.nbytes for p in setup.model.parameters())
     assert bytes_of["full"]["trainable_bytes"] == whole > bytes_of["lora"]["trainable_bytes"]
     assert bytes_of["lora"]["loaded_bytes"] == bytes_of["lora"]["disk_bytes"] + whole
-    assert bytes_of["ard"]["trainable_bytes"] > bytes_of["lora"]["trainable_bytes"]  # it has log-variances, too
+    # it has log-variances, too
+    assert bytes_of["ard"]["trainable_bytes"] > bytes_of["lora"]["trainable_bytes"]
     assert whole <= bytes_of["full"]["disk_bytes"] < 1.1 * whole
     for of in bytes_of.values():  # AdamW keeps two averages of what it trains, Muon one
         assert of["trainable_bytes"] <= of["optimizer_bytes"] < 2.1 * of["trainable_bytes"]
@@ -58,7 +71,9 @@ def test_a_run_is_made_once_and_again_when_something_else_is_asked(setup):
     said = []
     (first,) = make(setup, tell=said.append)
     assert make(setup) == [first] and "1 runs made, 0 found" in said[-1]
-    assert {make(setup, seeds=[1])[0], make(setup, values=SHARED | {"steps": 5})[0]} & {first} == set()
+    assert {make(setup, seeds=[1])[0], make(setup, values=SHARED | {"steps": 5})[0]} & {
+        first
+    } == set()
     setup.stream[0] += 1  # another text under the same name
     assert make(setup) != [first]
 
@@ -130,13 +145,17 @@ def test_a_run_of_ones_own_is_running_while_it_runs_and_done_afterwards(setup):
     with short_runs.opened({"method": "mine", "seed": 0}, {"content": "tiny"}, group="mine") as run:
         assert runs.status(run.dir) == "running"
         run.log({"step": 1})
-    assert runs.status(run.dir) == "done" and runs.record(run.dir)["sealed"].keys() >= {"metrics.jsonl"}
+    assert runs.status(run.dir) == "done" and runs.record(run.dir)["sealed"].keys() >= {
+        "metrics.jsonl"
+    }
     assert parameters.load_yaml(run.dir / "parameters.yaml") == {"method": "mine", "seed": 0}
 
 
 def test_a_run_with_a_key_stands_once_however_often_it_is_made(setup):
     def make() -> Path:
-        with short_runs.opened({"method": "mine"}, {"content": "tiny"}, group="mine", key="a") as run:
+        with short_runs.opened(
+            {"method": "mine"}, {"content": "tiny"}, group="mine", key="a"
+        ) as run:
             run.result(held_out_loss=1.0)
         return run.dir
 

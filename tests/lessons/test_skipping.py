@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from lessons import mixture_of_depths, skipping
+from lessons import skipping
 from nblib import models
+from nblib.methods.moe import depths
 
 
 @pytest.fixture
 def skips():
     model = models.tiny(64, hidden=32, layers=2, heads=2)
-    mixture_of_depths.attach(model, capacity=0.5, layers=[0, 1])
+    depths.attach(model, capacity=0.5, layers=[0, 1])
     return model
 
 
@@ -22,11 +23,11 @@ def test_each_layer_with_its_choice_input_and_output(skips):
     assert torch.equal(seen[0][2], seen[1][1])  # what leaves the first enters the second
     for choice, x, y in seen:
         assert int(choice.chosen.sum()) == 12 and torch.equal(x[~choice.chosen], y[~choice.chosen])
-    assert all(not m._forward_hooks and m.seen is None for m in mixture_of_depths.wrapped(skips).values())
+    assert all(not m._forward_hooks and m.seen is None for m in depths.wrapped(skips).values())
 
 
 def test_doubled_tokens_do_not_pass_unchanged(skips):
-    for layer in mixture_of_depths.wrapped(skips).values():
+    for layer in depths.wrapped(skips).values():
         layer.skipped = "doubled"
     choice, x, y = skipping.watched(skips, torch.randint(64, (3, 8)))[0]
     assert torch.equal(2 * x[~choice.chosen], y[~choice.chosen])
@@ -47,6 +48,11 @@ def test_modes_in_words(reach, words):
 
 def test_calls_counts_each_module_once():
     some = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-    assert skipping.calls(some, lambda: [some[0](torch.ones(2)), some[0](torch.ones(2)), some[2](torch.ones(2))]) == 2
+    assert (
+        skipping.calls(
+            some, lambda: [some[0](torch.ones(2)), some[0](torch.ones(2)), some[2](torch.ones(2))]
+        )
+        == 2
+    )
     assert not any(m._forward_pre_hooks for m in some)
     assert skipping.close(1.0, 1.00001) and not skipping.close(1.0, 1.001)

@@ -3,14 +3,18 @@
 import pytest
 import torch
 
-from lessons import goose, spiking_health
+from lessons import spiking_health
+from nblib.methods import goose
 
 
 def test_correlation_is_pearsons_over_the_vocabulary():
     s, t = torch.randn(2, 3, 5, 40)
-    expected = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(s.flatten(0, 1), t.flatten(0, 1))])
+    expected = torch.stack(
+        [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(s.flatten(0, 1), t.flatten(0, 1))]
+    )
     assert spiking_health.correlation(s, t) == pytest.approx(float(expected.mean()), abs=1e-5)
-    assert spiking_health.correlation(s, 3 * s + 7) == pytest.approx(1, abs=1e-5)  # scores are free up to a constant
+    # scores are free up to a constant
+    assert spiking_health.correlation(s, 3 * s + 7) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +42,11 @@ def test_facts_about_spikes():
         loud = model.model.layers[1].recurrent
         loud.norm.weight.zero_()
         loud.norm.bias.fill_(1.0)
-        for linear in (loud.key, loud.value):  # an eighth of two others: always over the mean, and the rest never
+        # an eighth of two others: always over the mean, and the rest never
+        for linear in (loud.key, loud.value):
             linear.weight.zero_()
             linear.weight[:4] = 1.0
     facts = spiking_health.spiking(model, ids)
-    assert facts["saturated"] == pytest.approx(8 / 192) and facts["dead"] == pytest.approx((8 + 56) / 192)
+    assert facts["saturated"] == pytest.approx(8 / 192) and facts["dead"] == pytest.approx(
+        (8 + 56) / 192
+    )

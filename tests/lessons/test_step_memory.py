@@ -1,12 +1,15 @@
-"""Memory of a step: only chunks cure the logits, the estimate is near a real run, the chart names the largest kind."""
+"""Memory of a step: only chunks cure the logits, the estimate is near a real run, the chart names
+the largest kind.
+"""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from lessons import step_memory
-from nblib import memory
+from nblib import memory, paths
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +26,14 @@ def test_no_cure_changes_the_loss_and_only_chunks_lower_the_peak(peaks):
 
 @pytest.mark.slow
 def test_predicted_and_measured_lie_close():
-    """In a process of its own, as a notebook is: what other tests hold and let go of would count."""
+    """In a process of its own, as a notebook is: what other tests hold and let go of would
+    count.
+    """
     code = "from lessons import step_memory as s; config = s.config_of(8192); "
     code += "(row,) = s.compared(config, [dict(logits='full')], rows=4, length=128); print(row['logits'], row['ratio'])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONPATH": str(paths.notebooks())}
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert out.returncode == 0, out.stderr[-2000:]
     logits, ratio = out.stdout.split()[-2:]
     assert logits == "full" and 0.8 < float(ratio) < 1.25
@@ -43,11 +50,15 @@ def test_the_first_choices_draw_whole_logits():
     assert "largest kind is logits" in step_memory.draw(**first).summary
 
 
-@pytest.mark.parametrize("changed", [dict(), dict(rows=1, length=512), dict(vocabulary=131072, precision="bf16")])
+@pytest.mark.parametrize(
+    "changed", [dict(), dict(rows=1, length=512), dict(vocabulary=131072, precision="bf16")]
+)
 def test_two_chunks_are_counted_as_all(changed):
     """Within a few numbers of four bytes, of hundreds of megabytes."""
     chosen = (
-        {name: options[0] for name, options in step_memory.MENUS.items()} | dict(rows=4, logits="chunked") | changed
+        {name: options[0] for name, options in step_memory.MENUS.items()}
+        | dict(rows=4, logits="chunked")
+        | changed
     )
     config = step_memory.config_of(chosen.pop("vocabulary"))
     whole = memory.estimate(config, **chosen)
@@ -57,4 +68,7 @@ def test_two_chunks_are_counted_as_all(changed):
 
 
 def test_the_config_asked_for_is_not_the_one_kept():
-    assert step_memory.config_of(64).vocab_size == 64 and step_memory.config_of(4096).vocab_size == 4096
+    assert (
+        step_memory.config_of(64).vocab_size == 64
+        and step_memory.config_of(4096).vocab_size == 4096
+    )

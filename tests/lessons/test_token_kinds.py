@@ -30,7 +30,9 @@ def test_the_map_by_kind():
 
 
 def test_kinds_of_a_byte_level_tokenizer():
-    tokenizer = text.train_tokenizer(["the 7 things the king is singing in the ring.\n"] * 20, vocab_size=300)
+    tokenizer = text.train_tokenizer(
+        ["the 7 things the king is singing in the ring.\n"] * 20, vocab_size=300
+    )
     kind_of = token_kinds.kinds(tokenizer)
     assert len(kind_of) == len(tokenizer)
 

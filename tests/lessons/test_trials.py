@@ -10,7 +10,8 @@ from lessons.pitfalls import Pitfall, Unavailable, pitfall
 from nblib import paths
 
 VERDICT = (
-    "what the runs say, <in more words> than one line of a hundred and ten characters would ever hold, as here. " * 2
+    "what the runs say, <in more words> than one line of a hundred and ten characters would ever hold, as here. "
+    * 2
 )
 
 
@@ -34,13 +35,27 @@ def made(monkeypatch):
         return lambda: calls.append(name) or facts
 
     words = dict(
-        title="a title", symptom="s", claim="c", verdict=VERDICT.strip(), fix="`mend` it", seen=lambda f: f["bad"]
+        title="a title",
+        symptom="s",
+        claim="c",
+        verdict=VERDICT.strip(),
+        fix="`mend` it",
+        seen=lambda f: f["bad"],
     ) | dict(wrong=_spoil, right=_mend)
     curve = [0.5] * 40
     broken = run(
-        "broken", bad=True, loss=math.nan, scale=65536.0, said="", gone=[], curve=curve, parts={"one": {"x": 0.123456}}
+        "broken",
+        bad=True,
+        loss=math.nan,
+        scale=65536.0,
+        said="",
+        gone=[],
+        curve=curve,
+        parts={"one": {"x": 0.123456}},
     )
-    fixed = run("fixed", bad=False, loss=2 / 3, said="word " * 99, gone=["k", "v"], curve=curve, only="here")
+    fixed = run(
+        "fixed", bad=False, loss=2 / 3, said="word " * 99, gone=["k", "v"], curve=curve, only="here"
+    )
     claimed = run("claimed", bad=False, loss=1234567, shape=(3, 4))
     book = {
         "P01": Pitfall(id="P01", broken=broken, fixed=fixed, claimed=claimed, **words),
@@ -59,7 +74,11 @@ def test_each_run_is_made_once_and_remembered(made):
     trial("P01", "broken", "claimed")
     trial("P01", "broken", "claimed", "fixed")
     assert made == ["broken", "claimed", "fixed"]
-    assert trial.shows == {("P01", "broken"): True, ("P01", "claimed"): False, ("P01", "fixed"): False}
+    assert trial.shows == {
+        ("P01", "broken"): True,
+        ("P01", "claimed"): False,
+        ("P01", "fixed"): False,
+    }
     assert len(trial.facts["P01", "broken"]["curve"]) == 40  # only the table leaves it out
 
 
@@ -70,7 +89,9 @@ def test_two_notebooks_share_nothing(made):
 
 def test_facts_are_rows_runs_are_columns_the_symptom_is_first(made):
     shown = trials.Trials()("P01", "broken", "fixed")
-    assert shown.table.columns == ["fact", "broken", "fixed"] and str(shown).startswith("P01 a title\n")
+    assert shown.table.columns == ["fact", "broken", "fixed"] and str(shown).startswith(
+        "P01 a title\n"
+    )
     assert shown.table.rows[0] == {"fact": "THE SYMPTOM", "broken": "shows", "fixed": "absent"}
     rows = _rows(shown)
     assert rows["loss"] == {"fact": "loss", "broken": "nan", "fixed": "0.6667"}
@@ -83,11 +104,24 @@ def test_facts_are_rows_runs_are_columns_the_symptom_is_first(made):
 def test_the_broken_lines_are_on_the_page_and_the_mended_ones_once_the_fixed_run_is_seen(made):
     trial = trials.Trials()
     before, after = trial("P01", "broken"), trial("P01", "broken", "claimed", "fixed")
-    assert before.code == {"broken": ["def _spoil(model):", "    scale = 1", "    return model < scale"]}
-    assert after.code["fixed"] == ["def _mend(model):", "    scale = 2  # a comment", "    return model < scale"]
-    assert "    scale = 1\n" in str(before) and "scale = 2" not in str(before) and "scale = 2" in str(after)
+    assert before.code == {
+        "broken": ["def _spoil(model):", "    scale = 1", "    return model < scale"]
+    }
+    assert after.code["fixed"] == [
+        "def _mend(model):",
+        "    scale = 2  # a comment",
+        "    return model < scale",
+    ]
+    assert (
+        "    scale = 1\n" in str(before)
+        and "scale = 2" not in str(before)
+        and "scale = 2" in str(after)
+    )
     page = after._repr_mimebundle_()["text/html"]
-    assert f"<span style='{trials.RED}'>    scale = 1</span>\n    return model &lt; scale</pre>" in page
+    assert (
+        f"<span style='{trials.RED}'>    scale = 1</span>\n    return model &lt; scale</pre>"
+        in page
+    )
     assert f"<span style='{trials.GREEN}'>    scale = 2  # a comment</span>" in page
     assert f"<a href='{before.file}'>" in page and before.file.endswith("lessons/test_trials.py")
 
@@ -110,12 +144,17 @@ def test_the_verdict_is_one_line_in_a_colour_above_the_table(made):
 def test_while_runs_are_made_a_line_says_which_and_the_page_takes_its_place(made, monkeypatch):
     said = []
     monkeypatch.setattr(
-        trials.show, "displayed", lambda thing, handle=None: said.append((str(thing), handle)) or "place"
+        trials.show,
+        "displayed",
+        lambda thing, handle=None: said.append((str(thing), handle)) or "place",
     )
     trial = trials.Trials()
     shown = trial("P01", "broken", "fixed")
     assert said[0] == ("P01: broken is running", None)
-    assert re.fullmatch(r"P01: broken \d+\.\d s, fixed is running", said[1][0]) and said[1][1] == "place"
+    assert (
+        re.fullmatch(r"P01: broken \d+\.\d s, fixed is running", said[1][0])
+        and said[1][1] == "place"
+    )
     shown._ipython_display_()
     assert said[2] == (str(shown), "place")
     shown._ipython_display_()  # shown again, it gets a place of its own
@@ -133,12 +172,17 @@ def test_what_is_too_long_is_cut_or_left_out(made):
 
 def test_verdict_and_fix_stand_below_once_the_fixed_run_is_seen(made):
     trial = trials.Trials()
-    before, after = (trial("P01", *runs)._repr_mimebundle_() for runs in (("broken",), ("broken", "fixed")))
+    before, after = (
+        trial("P01", *runs)._repr_mimebundle_() for runs in (("broken",), ("broken", "fixed"))
+    )
     assert "what the runs say" not in str(before) and "mend" not in str(before)
     below = after["text/plain"].split("\n")[-4:]
     assert below[0].startswith("Verdict: what the runs say") and below[-1] == "Fix: `mend` it."
     assert max(map(len, below)) <= 110
-    assert "</table><p><b>Verdict:</b> what the runs say, &lt;in more words&gt; than" in after["text/html"]
+    assert (
+        "</table><p><b>Verdict:</b> what the runs say, &lt;in more words&gt; than"
+        in after["text/html"]
+    )
     assert after["text/html"].endswith("<p><b>Fix:</b> <code>mend</code> it.</p>")
 
 
@@ -175,7 +219,11 @@ def test_a_run_that_this_machine_cannot_make_is_told_and_the_notebook_goes_on(mo
     monkeypatch.setattr(trials, "pitfall", lambda number: found._replace(broken=lacking))
     trial = trials.Trials()
     told = str(trial("P04", "broken"))
-    assert "needs a C++ compiler" in told and "not known" in told and trial.shows["P04", "broken"] is None
+    assert (
+        "needs a C++ compiler" in told
+        and "not known" in told
+        and trial.shows["P04", "broken"] is None
+    )
 
 
 def test_the_link_leads_from_a_notebook_to_the_file_of_the_lines():

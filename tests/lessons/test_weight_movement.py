@@ -65,7 +65,9 @@ def test_precision_names_what_a_norm_feels(tiny):
     tiny.model.layers[0].bfloat16()
     found = {row["dtype"]: row for row in weight_movement.precision(tiny)}
     assert found["bfloat16"]["norms feel"] == 2**-9 and found["float32"]["norms feel"] < 1e-7
-    assert sum(row["entries"] for row in found.values()) == sum(p.numel() for p in tiny.parameters())
+    assert sum(row["entries"] for row in found.values()) == sum(
+        p.numel() for p in tiny.parameters()
+    )
 
 
 def test_gradient_range():
@@ -82,6 +84,14 @@ def test_by_kind_counts_the_stuck_of_each_kind():
         return weight_movement.Moved(name, "float32", 1.0, 0.5, relative, 2.0, 0.0, verdict)
 
     moved = [row("a", 0.1, "moved"), row("b", 0.3, "stuck: no gradient"), row("c", 0.2, "moved")]
-    table = weight_movement.by_kind(moved, {"a": "norm: one", "b": "norm: other", "c": "router: rows"})
-    assert [(line["kind"], line["tensors"], line["stuck"]) for line in table] == [("norm", 2, 1), ("router", 1, 0)]
-    assert table[0]["moved, of their size"] == "0.1 to 0.3" and table[0]["of their reach"] == "25% to 25%"
+    table = weight_movement.by_kind(
+        moved, {"a": "norm: one", "b": "norm: other", "c": "router: rows"}
+    )
+    assert [(line["kind"], line["tensors"], line["stuck"]) for line in table] == [
+        ("norm", 2, 1),
+        ("router", 1, 0),
+    ]
+    assert (
+        table[0]["moved, of their size"] == "0.1 to 0.3"
+        and table[0]["of their reach"] == "25% to 25%"
+    )

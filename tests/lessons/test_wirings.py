@@ -1,4 +1,6 @@
-"""Wirings: the survey of one model agrees with models wired afresh, the heat map knows every projection."""
+"""Wirings: the survey of one model agrees with models wired afresh, the heat map knows every
+projection.
+"""
 
 import math
 
@@ -28,15 +30,22 @@ def test_a_survey_finds_the_one_wiring_that_raises_and_all_others_whole(model):
 @pytest.mark.parametrize("mode", ["reentrant", "non-reentrant"])
 @pytest.mark.parametrize("hook", ["asked for", "removed"])
 def test_rewiring_equals_wiring_afresh(model, mode, hook):
-    fresh, again = bench.flow(bench.wired(mode, hook)), wirings.flowed(wirings.rewire(model, mode, hook))
+    fresh, again = (
+        bench.flow(bench.wired(mode, hook)),
+        wirings.flowed(wirings.rewire(model, mode, hook)),
+    )
     assert bool(fresh["raised"]) == bool(again["raised"])
     for name, gradient in fresh["gradients"].items():
         other = again["gradients"][name]
-        assert (gradient is None) == (other is None) and (gradient is None or torch.equal(gradient, other))
+        assert (gradient is None) == (other is None) and (
+            gradient is None or torch.equal(gradient, other)
+        )
 
 
 def test_all_seven_projections_of_every_layer_are_seen(model):
-    kinds, norms = wirings.layer_norms(wirings.flowed(wirings.rewire(model, "none", "removed"))["gradients"])
+    kinds, norms = wirings.layer_norms(
+        wirings.flowed(wirings.rewire(model, "none", "removed"))["gradients"]
+    )
     assert tuple(kinds) == wirings.PROJECTIONS and len(norms) == bench.LAYERS
     assert all(norm > 0 for row in norms for norm in row)
 
@@ -59,7 +68,10 @@ def test_a_model_of_the_readers_is_surveyed_from_its_folder(tmp_path, family):
     table = wirings.survey(reader)
     assert len(table) == len(bench.CHECKPOINTING) and table[0]["checkpointing"] == "none"
     assert len({row["hook asked for"] for row in table}) == 1  # the hook makes every kind right
-    drawn = wirings.draw(str(tmp_path), **{name: options[0] for name, options in wirings.menus(str(tmp_path)).items()})
+    drawn = wirings.draw(
+        str(tmp_path),
+        **{name: options[0] for name, options in wirings.menus(str(tmp_path)).items()},
+    )
     assert "raised" in drawn.summary
 
 
@@ -69,9 +81,14 @@ def test_the_first_choices_draw_the_silent_fault():
 
 
 def test_a_table_of_the_matrix_says_what_raised():
-    at, shared = ("reentrant", "removed"), {"tensors with a gradient": 2, "of": 2, "largest difference": 0.0}
+    at, shared = (
+        ("reentrant", "removed"),
+        {"tensors with a gradient": 2, "of": 2, "largest difference": 0.0},
+    )
     cells = [
-        {"checkpointing": mode, "hook": hook} | shared | {"raised": "e" if (mode, hook) == at else None}
+        {"checkpointing": mode, "hook": hook}
+        | shared
+        | {"raised": "e" if (mode, hook) == at else None}
         for mode in bench.CHECKPOINTING
         for hook in bench.HOOK
     ]

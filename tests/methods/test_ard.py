@@ -7,14 +7,22 @@ import peft
 import pytest
 import torch
 import transformers as tf
-from ard_bench import KINDS, adapted, collected, gradients_of, noise_by_content, ragged, random_batch
+from ard_bench import (
+    KINDS,
+    adapted,
+    collected,
+    gradients_of,
+    noise_by_content,
+    ragged,
+    random_batch,
+)
 from conftest import FP32
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from lessons import ard_ranks
 from nblib import checkpoint, compiling, doctor, losses, models, text, train, wiring
 from nblib.methods import ard
+from nblib.methods.ard import ranks
 
 # ------------------------------------------------------------------ the layer and its KL
 
@@ -24,16 +32,23 @@ def test_kl_equals_torch_distributions(dtype):
     mean, logvar = torch.randn(500, 8, dtype=dtype) * 2, torch.randn(500, 8, dtype=dtype) * 3
     variance = torch.logspace(-4, 2, 8, dtype=dtype)
     exact = [x.double() for x in (mean, logvar, variance)]
-    reference = kl_divergence(Normal(exact[0], (exact[1] / 2).exp()), Normal(torch.zeros(8).double(), exact[2].sqrt()))
+    reference = kl_divergence(
+        Normal(exact[0], (exact[1] / 2).exp()), Normal(torch.zeros(8).double(), exact[2].sqrt())
+    )
     error = (ard.divergence(mean, logvar, variance).double() - reference).abs() / (1 + reference)
     print(f"{dtype}: largest relative difference {float(error.max()):.1e}")
-    assert error.max() < 1e-6 and float(ard.divergence(torch.zeros(1), torch.zeros(1), torch.ones(1))) == 0
+    assert (
+        error.max() < 1e-6
+        and float(ard.divergence(torch.zeros(1), torch.zeros(1), torch.ones(1))) == 0
+    )
 
 
 @pytest.mark.parametrize("logvar", ard.LOGVARS)
 def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
     torch.manual_seed(0)
-    layer = ard.ARDLinear(nn.Linear(16, 5), 3, 0.5, bounds=(-8.0, 4.0) if logvar == "bounded" else None).double()
+    layer = ard.ARDLinear(
+        nn.Linear(16, 5), 3, 0.5, bounds=(-8.0, 4.0) if logvar == "bounded" else None
+    ).double()
     nn.init.normal_(layer.lora_up)
     nn.init.normal_(layer.lora_logvar, std=0.5)
     x, draws = torch.randn(1, 16, dtype=torch.float64), 40_000
@@ -42,12 +57,18 @@ def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
     variance = 0.25 * (layer.lora_up.square() @ spread.exp().squeeze(0))  # independent ranks
     with torch.no_grad():
         seen = layer.train()(x.expand(draws, -1))
-        assert torch.equal(layer.eval()(x), layer.eval()(x)) and torch.allclose(layer.eval()(x), stated)
+        assert torch.equal(layer.eval()(x), layer.eval()(x)) and torch.allclose(
+            layer.eval()(x), stated
+        )
     assert ((seen.mean(0) - stated).abs() < 5 * (variance / draws).sqrt()).all()
     assert ((seen.var(0) / variance - 1).abs() < 5 * (2 / draws) ** 0.5).all()
     if logvar == "bounded":
         wild = layer.latent(1e4 * x)[1]
-        assert wild.min() >= -8 and wild.max() <= 4 and layer.latent(0 * x)[1].sub(-2).abs().max() < 0.1
+        assert (
+            wild.min() >= -8
+            and wild.max() <= 4
+            and layer.latent(0 * x)[1].sub(-2).abs().max() < 0.1
+        )
     else:
         torch.testing.assert_close(layer.latent(x)[1], x @ layer.lora_logvar.T, rtol=0, atol=1e-14)
 
@@ -55,20 +76,31 @@ def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
 def test_a_fresh_adapter_changes_nothing_and_everything_trains():
     plain = models.tiny(256, hidden=64, layers=2).eval()
     model, batch = adapted(wake=False), random_batch()
-    assert torch.equal(model(batch["input_ids"]).logits, plain(batch["input_ids"]).logits)  # in training mode
-    expected = {f"{n}.{p}" for n in ard.adapters(model) for p in ("lora_mean", "lora_logvar", "lora_middle", "lora_up")}
+    # in training mode
+    assert torch.equal(model(batch["input_ids"]).logits, plain(batch["input_ids"]).logits)
+    expected = {
+        f"{n}.{p}"
+        for n in ard.adapters(model)
+        for p in ("lora_mean", "lora_logvar", "lora_middle", "lora_up")
+    }
     assert set(wiring.trainable(model)) == expected
     loss = ard.loss(model, beta=0.1)
-    assert wiring.canary(model, lambda: sum(loss(model, batch).values()) / 60, expect=expected).alive
+    assert wiring.canary(
+        model, lambda: sum(loss(model, batch).values()) / 60, expect=expected
+    ).alive
 
 
 def test_the_kl_is_that_of_the_very_input_of_the_projection():
-    """A hook on the frozen projection says what it sees; the KL recomputed from that in float64 is the collected one.
-    On the residual stream, where q_proj and v_proj do not live, it is another number, and so on o_proj's."""
+    """A hook on the frozen projection says what it sees; the KL recomputed from that in float64 is
+    the collected one. On the residual stream, where q_proj and v_proj do not live, it is another
+    number, and so on o_proj's.
+    """
     model, batch = adapted(kinds=(*KINDS, "down_proj")).train(), random_batch()
     inputs, streams = {}, {}
     for name, a in ard.adapters(model).items():
-        a.base.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0].detach()}))
+        a.base.register_forward_pre_hook(
+            lambda _, args, name=name: inputs.update({name: args[0].detach()})
+        )
     for i, block in enumerate(model.model.layers):
         block.register_forward_pre_hook(lambda _, args, i=i: streams.update({i: args[0].detach()}))
     seen, total = collected(model, batch)
@@ -86,13 +118,17 @@ def _kl_at(a: ard.ARDLinear, x: torch.Tensor) -> torch.Tensor:
     """Summed over ranks, in float64, by torch.distributions."""
     mean, logvar = copy.deepcopy(a).double().latent(x.double())
     return kl_divergence(
-        Normal(mean, (logvar / 2).exp()), Normal(torch.zeros(a.rank).double(), a.prior.double().sqrt())
+        Normal(mean, (logvar / 2).exp()),
+        Normal(torch.zeros(a.rank).double(), a.prior.double().sqrt()),
     ).sum(-1)
 
 
 def test_beta_means_the_same_at_any_rank_and_depth():
     """Gradient of the KL term for one rank: not changed by more ranks, nor by more layers."""
-    few, many, deep = (adapted(rank=r, kinds=k, wake=False) for r, k in ((2, KINDS[:1]), (6, KINDS[:1]), (2, KINDS)))
+    few, many, deep = (
+        adapted(rank=r, kinds=k, wake=False)
+        for r, k in ((2, KINDS[:1]), (6, KINDS[:1]), (2, KINDS))
+    )
     name, seen = "model.layers.0.self_attn.q_proj", []
     start = ard.adapters(few)[name]
     for model in (few, many, deep):
@@ -103,10 +139,13 @@ def test_beta_means_the_same_at_any_rank_and_depth():
         a.lora_mean.grad = None
         ard.kl(collected(model, random_batch())[0]).backward()
         seen.append(a.lora_mean.grad[:2].clone())
-    assert all(torch.allclose(g, seen[0], rtol=1e-4, atol=1e-6) for g in seen) and seen[0].abs().max() > 0
+    assert (
+        all(torch.allclose(g, seen[0], rtol=1e-4, atol=1e-6) for g in seen)
+        and seen[0].abs().max() > 0
+    )
 
 
-# ------------------------------------------------------------------ padding, accumulation, checkpointing
+# ------------------------------------------------------------- padding, accumulation, checkpointing
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -116,21 +155,26 @@ def test_padding_changes_neither_the_kl_nor_the_priors(side):
     if side == "left":  # positions as they are without padding
         padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp_min(0)
     with torch.no_grad():
-        total, singly = float(collected(model, padded)[1]), sum(float(collected(model, row)[1]) for row in rows)
+        total, singly = (
+            float(collected(model, padded)[1]),
+            sum(float(collected(model, row)[1]) for row in rows),
+        )
     assert total == pytest.approx(singly, rel=1e-5)
     unmasked = {name: t for name, t in padded.items() if name != "attention_mask"}
     assert float(collected(model, unmasked)[1].detach()) > 1.1 * singly  # what the mask is for
 
-    tokens = ard_ranks.estimate_priors(model, [padded])
+    tokens = ranks.estimate_priors(model, [padded])
     with_padding = {name: a.prior.clone() for name, a in ard.adapters(model).items()}
-    assert tokens == ard_ranks.estimate_priors(model, rows) == 42
+    assert tokens == ranks.estimate_priors(model, rows) == 42
     for name, a in ard.adapters(model).items():
         assert torch.allclose(a.prior, with_padding[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_checkpointing_changes_no_bit_and_counts_nothing_twice(family):
-    """Recomputation draws the same noise, and its KL is not added: loss and gradients are equal bit for bit."""
+    """Recomputation draws the same noise, and its KL is not added: loss and gradients are equal bit
+    for bit.
+    """
     model, batch = adapted(family), ragged()[0]
     loss = ard.loss(model, beta=0.1)
     terms, gradients = gradients_of(model, batch, loss)
@@ -141,7 +185,8 @@ def test_checkpointing_changes_no_bit_and_counts_nothing_twice(family):
     assert len(calls) == 2 * len(ard.adapters(model))  # each adapter ran twice
     assert all(torch.equal(terms[k], again[k]) for k in ("ce", "kl"))
     assert all(torch.equal(g, recomputed[n]) for n, g in gradients.items())
-    assert all(a.seen is None for a in ard.adapters(model).values())  # recomputation keeps nothing alive
+    # recomputation keeps nothing alive
+    assert all(a.seen is None for a in ard.adapters(model).values())
 
 
 def test_reentrant_checkpointing_is_refused():
@@ -163,27 +208,37 @@ def test_accumulation_is_invariant_on_ragged_rows_with_warm_up(monkeypatch):
         options = dict(total=2, accumulate=8 // size, machine=FP32, clip=0)
         loss = ard.loss(model, beta=0.1, warmup=4, optimizer=sgd)
         records = train.fit(model, iter(micro), sgd, loss=loss, **options)
-        found.append((records, torch.cat([p.detach().flatten() for p in wiring.trainable(model).values()])))
+        found.append(
+            (records, torch.cat([p.detach().flatten() for p in wiring.trainable(model).values()]))
+        )
         assert int(model.ard_steps) == 2
     for records, weights in found[1:]:
-        assert [r["loss"] for r in records] == pytest.approx([r["loss"] for r in found[0][0]], rel=1e-5)
+        assert [r["loss"] for r in records] == pytest.approx(
+            [r["loss"] for r in found[0][0]], rel=1e-5
+        )
         assert torch.allclose(weights, found[0][1], atol=1e-6)
     assert found[0][0][1]["kl"] > 1.5 * found[0][0][0]["kl"]  # a quarter of beta, then a half
 
 
-# ------------------------------------------------------------------ two passes, as the method was first written
+# ------------------------------------------------------ two passes, as the method was first written
 
 
 def _two_passes(model, batch, beta, through: bool = True):
-    """The reference: run the model, run its backbone again for the inputs of the projections, and compute the KL of
-    every adapter there in plain operations, with the noise of the first pass. `through` False cuts the inputs off, as
-    has been done: cheaper, and no gradient of the KL reaches the layers below."""
+    """The reference: run the model, run its backbone again for the inputs of the projections, and
+    compute the KL of every adapter there in plain operations, with the noise of the first pass.
+    `through` False cuts the inputs off, as has been done: cheaper, and no gradient of the KL
+    reaches the layers below.
+    """
     state = torch.get_rng_state()
     ce = losses.causal_lm(model, batch)["ce"]
     torch.set_rng_state(state)
     kept, hooks = {}, []
     for name, a in ard.adapters(model).items():
-        hooks.append(a.base.register_forward_pre_hook(lambda _, args, name=name: kept.update({name: args[0]})))
+        hooks.append(
+            a.base.register_forward_pre_hook(
+                lambda _, args, name=name: kept.update({name: args[0]})
+            )
+        )
     with torch.set_grad_enabled(through):
         losses.hidden_states(model, batch)
     for hook in hooks:
@@ -202,13 +257,18 @@ def test_two_passes_give_the_same_loss_and_gradients():
     model, batch = adapted(), ragged()[0]
     terms, gradients = gradients_of(model, batch, ard.loss(model, beta=0.1))
     reference, theirs = gradients_of(model, batch, lambda m, b: _two_passes(m, b, 0.1))
-    assert all(float(terms[k]) == pytest.approx(float(reference[k]), rel=1e-5) for k in ("ce", "kl"))
+    assert all(
+        float(terms[k]) == pytest.approx(float(reference[k]), rel=1e-5) for k in ("ce", "kl")
+    )
     assert all(torch.allclose(g, theirs[n], rtol=1e-3, atol=1e-3) for n, g in gradients.items())
 
 
 @pytest.mark.slow
 def test_two_pass_step_is_slower():
-    """One run, steps in turn, medians. Aim 1.3 on an idle machine; asserted lower, because this one may be shared."""
+    """One run, steps in turn, medians.
+
+    Aim 1.3 on an idle machine; asserted lower, because this one may be shared.
+    """
     model, batch = adapted(hidden=128), ragged((128,) * 6)[0]
     ways = {
         "ours": ard.loss(model, beta=0.1),
@@ -226,7 +286,7 @@ def test_two_pass_step_is_slower():
     assert middle["two passes"] / middle["ours"] > 1.1
 
 
-# ------------------------------------------------------------------ references: peft, 4 bits, autocast
+# --------------------------------------------------------------- references: peft, 4 bits, autocast
 
 
 def test_deterministic_mode_is_peft_lora():
@@ -240,7 +300,9 @@ def test_deterministic_mode_is_peft_lora():
         layer.lora_B.default.weight.data.copy_(a.lora_up.data)
     terms, gradients = gradients_of(model, batch, ard.loss(model, beta=0.1))
     ce, reference = gradients_of(theirs, batch, losses.causal_lm)
-    assert float(terms["kl"]) == 0 and float(terms["ce"]) == pytest.approx(float(ce["ce"]), rel=1e-6)
+    assert float(terms["kl"]) == 0 and float(terms["ce"]) == pytest.approx(
+        float(ce["ce"]), rel=1e-6
+    )
     for name in ard.adapters(model):
         for mine, its in (("lora_mean", "lora_A"), ("lora_up", "lora_B")):
             expected = reference[f"base_model.model.{name}.{its}.default.weight"]
@@ -248,12 +310,18 @@ def test_deterministic_mode_is_peft_lora():
 
 
 def test_a_four_bit_base_trains_and_survives_an_evaluation(tmp_path):
-    """Loaded as anybody would, without our loader: attach itself forbids the repacking that spoils gradients."""
+    """Loaded as anybody would, without our loader: attach itself forbids the repacking that spoils
+    gradients.
+    """
     import bitsandbytes as bnb
 
     models.tiny(256, hidden=64, layers=2).save_pretrained(tmp_path)
-    config = tf.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-    model = tf.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, device_map="cpu")
+    config = tf.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    model = tf.AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=config, device_map="cpu"
+    )
     torch.manual_seed(0)
     ard.attach(model, rank=4, alpha=8)
     assert [type(a.base) for a in ard.adapters(model).values()] == [bnb.nn.Linear4bit] * 14
@@ -267,18 +335,27 @@ def test_a_four_bit_base_trains_and_survives_an_evaluation(tmp_path):
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         twin.get_parameter(name).data.copy_(model.get_parameter(name).data)
     ard.attach(twin, rank=4, alpha=8)
-    twin.load_state_dict({n: p.detach() for n, p in model.named_parameters() if p.requires_grad}, strict=False)
+    twin.load_state_dict(
+        {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}, strict=False
+    )
 
     losses.causal_lm(model.eval(), random_batch())  # one evaluation
-    (a, mine), (b, theirs) = (gradients_of(m, random_batch(), ard.loss(m, beta=0.1)) for m in (model, twin))
+    (a, mine), (b, theirs) = (
+        gradients_of(m, random_batch(), ard.loss(m, beta=0.1)) for m in (model, twin)
+    )
     assert float(a["ce"]) == pytest.approx(float(b["ce"]), rel=1e-5)
     assert all(torch.allclose(g, theirs[n], rtol=1e-3, atol=1e-4) for n, g in mine.items())
 
     curves = []
     for m in (model, twin):
         torch.manual_seed(1)
-        adamw, options = train.adamw(m, lr=2e-2, weight_decay=0.0), dict(total=20, machine=FP32, clip=0)
-        records = train.fit(m, iter([random_batch()] * 20), adamw, loss=ard.loss(m, beta=1e-3), **options)
+        adamw, options = (
+            train.adamw(m, lr=2e-2, weight_decay=0.0),
+            dict(total=20, machine=FP32, clip=0),
+        )
+        records = train.fit(
+            m, iter([random_batch()] * 20), adamw, loss=ard.loss(m, beta=1e-3), **options
+        )
         curves.append([r["ce"] for r in records])
     assert curves[0] == pytest.approx(curves[1], abs=1e-3) and curves[0][-1] < curves[0][0] - 0.05
     assert all(torch.equal(p, packed[n]) for n, p in model.named_parameters() if n in packed)
@@ -295,7 +372,8 @@ def test_adapter_math_is_fp32_under_autocast():
     (latent,) = seen[next(iter(seen))]
     exact = kept["x"].double() @ a.lora_mean.double().T
     assert latent.mean.dtype == latent.kl.dtype == torch.float32
-    assert torch.allclose(latent.mean.double(), exact, atol=1e-5)  # bf16 products are a hundred times further off
+    # bf16 products are a hundred times further off
+    assert torch.allclose(latent.mean.double(), exact, atol=1e-5)
     assert kept["out"].dtype == base.dtype == torch.bfloat16
 
 
@@ -315,7 +393,10 @@ def test_the_doctor_is_clean(four_bit, stream, tmp_path):
             report.terms(**terms)
             return terms
 
-        batches, options = text.Batches(stream, rows=4, length=32), dict(total=8, machine=FP32, clip=0)
+        batches, options = (
+            text.Batches(stream, rows=4, length=32),
+            dict(total=8, machine=FP32, clip=0),
+        )
         train.fit(model, batches, optimizer, loss=loss, **options)
     assert not report.findings, str(report)
 
@@ -327,13 +408,18 @@ def _run(folder, stream, steps: int, at_most: int = 99) -> tuple[list[dict], nn.
     model = adapted(wake=False)
     optimizer = train.adamw(model, lr=1e-2)
     batches = text.Batches(stream[:2000], rows=4, length=32)  # 15 steps an epoch
-    pool = ard_ranks.HeldOut(text.fixed_rows(stream[4000:8000], length=32), count=16)
+    pool = ranks.HeldOut(text.fixed_rows(stream[4000:8000], length=32), count=16)
 
     def evaluate() -> dict:
-        return {"tokens": ard_ranks.estimate_priors(model, pool.set_epoch(batches.epoch))}
+        return {"tokens": ranks.estimate_priors(model, pool.set_epoch(batches.epoch))}
 
     loss = ard.loss(model, beta=0.05, warmup=12, optimizer=optimizer)
-    options = dict(total=steps, machine=FP32, evaluate=evaluate, eval_every=5, checkpoints=folder, checkpoint_every=1)
+    options = dict(
+        total=steps,
+        machine=FP32,
+        watch=train.Watch(evaluate=evaluate, eval_every=5),
+        checkpoints=train.Checkpoints(folder, every=1),
+    )
     records = []
     for record in train.steps(model, batches, optimizer, loss=loss, **options):
         records.append(record)
@@ -343,7 +429,9 @@ def _run(folder, stream, steps: int, at_most: int = 99) -> tuple[list[dict], nn.
 
 
 def test_resume_is_bit_equal_through_warm_up_and_new_priors(tmp_path, stream):
-    """Stopped at step 8, inside the warm-up, between two prior updates; the second part crosses an epoch."""
+    """Stopped at step 8, inside the warm-up, between two prior updates; the second part crosses an
+    epoch.
+    """
     straight, model = _run(tmp_path / "straight", stream, 20)
     first, _ = _run(tmp_path / "resumed", stream, 20, at_most=8)
     rest, again = _run(tmp_path / "resumed", stream, 20)
@@ -369,7 +457,11 @@ def test_a_second_loss_does_not_count_steps_twice():
 
 def test_checkpoints_of_the_loop_hold_priors_and_the_step_count():
     names = set(checkpoint.capture(adapted(), [], progress={"step": 0})["weights"])
-    assert {"ard_steps", "model.layers.0.self_attn.q_proj.prior", "model.layers.0.self_attn.q_proj.power"} <= names
+    assert {
+        "ard_steps",
+        "model.layers.0.self_attn.q_proj.prior",
+        "model.layers.0.self_attn.q_proj.power",
+    } <= names
 
 
 # ------------------------------------------------------------------ attaching
@@ -392,14 +484,19 @@ def test_adapters_go_where_they_are_told_by_identity():
         (dict(rank=2, alpha=2, logvar="free"), "logvar = 'free': allowed are bounded, raw"),
         (dict(rank=2, alpha=2, start=9.0), "start = 9.0: must lie inside"),
         (dict(rank=2, alpha=2, targets=[]), "targets: 0 modules"),
-        (dict(rank=2, alpha=2, targets=[nn.Linear(3, 3)]), "1 modules, of which 0 are linear layers of this model"),
+        (
+            dict(rank=2, alpha=2, targets=[nn.Linear(3, 3)]),
+            "1 modules, of which 0 are linear layers of this model",
+        ),
     ],
 )
 def test_attach_says_what_is_wrong(options, says):
     model = models.tiny(256, hidden=64, layers=2)
     with pytest.raises(ValueError, match=says):
         ard.attach(model, **options)
-    assert not ard.adapters(model) and models.count(model)["trainable"] == models.count(model)["all"]
+    assert (
+        not ard.adapters(model) and models.count(model)["trainable"] == models.count(model)["all"]
+    )
 
 
 def test_other_misuse_is_named():

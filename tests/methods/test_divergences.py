@@ -1,4 +1,6 @@
-"""Every divergence against torch.distributions and autograd in float64, the gradient of the temperature included."""
+"""Every divergence against torch.distributions and autograd in float64, the gradient of the
+temperature included.
+"""
 
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 from toy_distillation import B, T, V, distilled, problem
 
 from nblib import losses, memory
-from nblib.methods import divergences, objective
+from nblib.methods.distill import divergences, objective
 
 
 def _definition(divergence: str, t: torch.Tensor, s: torch.Tensor, T) -> torch.Tensor:
@@ -48,11 +50,15 @@ CASES = [
 
 @pytest.mark.parametrize("divergence, temperature, chunk", CASES)
 def test_every_loss_and_all_its_gradients_equal_the_definition(divergence, temperature, chunk):
-    """With masked labels, token weights and the hard labels in the same pass; the gradient of T included."""
+    """With masked labels, token weights and the hard labels in the same pass; the gradient of T
+    included.
+    """
     p = problem()
     leaves = [p["h"].requires_grad_(), p["w"].requires_grad_()]
     temp = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-    options = dict(divergence=divergence, kd=0.7, ce=0.3, token_weights=torch.rand(B, T, dtype=torch.float64))
+    options = dict(
+        divergence=divergence, kd=0.7, ce=0.3, token_weights=torch.rand(B, T, dtype=torch.float64)
+    )
     ours, plain = distilled(p, temp, chunk=chunk, **options), _plain(p, temp, **options)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(0.37 * x, [*leaves, temp]) for x in (ours, plain))):
@@ -93,14 +99,20 @@ def test_the_teachers_impossible_tokens_are_no_nan():
 
 
 def test_t_squared_keeps_the_size_of_the_gradient():
-    """Without it the gradient falls as 1 / T^2; with it there is a limit, that of fitting the centred logits."""
+    """Without it the gradient falls as 1 / T^2; with it there is a limit, that of fitting the
+    centred logits.
+    """
     p = problem()
     p["h"].requires_grad_()
     norms = {}
     for temperature in (8.0, 16.0, 32.0, 1e4):
-        gradient = torch.autograd.grad(distilled(p, torch.tensor(temperature, dtype=torch.float64)), p["h"])[0]
+        gradient = torch.autograd.grad(
+            distilled(p, torch.tensor(temperature, dtype=torch.float64)), p["h"]
+        )[0]
         norms[temperature] = float(gradient.norm())
-    logits, wanted = (losses.shifted_rows(p[h], p["labels"])[0] @ p[w].T for h, w in (("h", "w"), ("th", "tw")))
+    logits, wanted = (
+        losses.shifted_rows(p[h], p["labels"])[0] @ p[w].T for h, w in (("h", "w"), ("th", "tw"))
+    )
     apart = (logits - logits.mean(1, keepdim=True)) - (wanted - wanted.mean(1, keepdim=True))
     limit = float(torch.autograd.grad(apart.square().sum() / (2 * V), p["h"])[0].norm())
     assert norms[1e4] == pytest.approx(limit, rel=1e-2)
@@ -111,7 +123,11 @@ def test_t_squared_keeps_the_size_of_the_gradient():
 def test_the_logits_of_neither_model_are_held_whole():
     n, vocab = 1024, 32_768  # 128 MiB of logits for each
     h = torch.randn(1, n + 1, 32, requires_grad=True)
-    w, th, tw = torch.randn(vocab, 32, requires_grad=True), torch.randn(1, n + 1, 32), torch.randn(vocab, 32)
+    w, th, tw = (
+        torch.randn(vocab, 32, requires_grad=True),
+        torch.randn(1, n + 1, 32),
+        torch.randn(vocab, 32),
+    )
     labels = torch.randint(vocab, (1, n + 1))
     one = torch.tensor(2.0)
     with memory.Account() as account:

@@ -1,4 +1,6 @@
-"""LRC against references: counts, float64, Eckart-Young, gradients in every mode, storage, resume, speed, doctor."""
+"""LRC against references: counts, float64, Eckart-Young, gradients in every mode, storage, resume,
+speed, doctor.
+"""
 
 import copy
 import json
@@ -13,11 +15,29 @@ from bit_flips import flips
 from torch import nn
 
 from lessons import graph_breaks
-from nblib import base, checkpoint, cli, compiling, doctor, files, losses, memory, models, runtime, text, train, wiring
-from nblib.methods import lrc, ternary
+from nblib import (
+    checkpoint,
+    compiling,
+    doctor,
+    files,
+    losses,
+    memory,
+    models,
+    runtime,
+    text,
+    train,
+    wiring,
+)
+from nblib.methods import lrc
+from nblib.methods.lrc import ternary
+from nbworkbook import base_model, cli
 
 QWEN3_06B = dict(
-    vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
 ) | dict(num_key_value_heads=8, head_dim=128, tie_word_embeddings=True)
 
 
@@ -37,10 +57,14 @@ def gradients(model, batch):
     model.zero_grad()
     loss = losses.causal_lm(model, batch)["ce"] / losses.supervised(batch["labels"])
     loss.backward()
-    return float(loss.detach()), {name: p.grad.clone() for name, p in wiring.trainable(model).items()}
+    return float(loss.detach()), {
+        name: p.grad.clone() for name, p in wiring.trainable(model).items()
+    }
 
 
-@pytest.mark.parametrize("percent, trains", [(5, 32_169_984), (10, 64_339_968), (15, 96_509_952), (25, 161_480_704)])
+@pytest.mark.parametrize(
+    "percent, trains", [(5, 32_169_984), (10, 64_339_968), (15, 96_509_952), (25, 161_480_704)]
+)
 def test_counts_of_qwen3_06b(percent, trains):
     with torch.device("meta"):
         model = tf.AutoModelForCausalLM.from_config(tf.Qwen3Config(**QWEN3_06B))
@@ -77,13 +101,19 @@ def test_forward_and_gradients_equal_a_float64_reference(joint, bits):
     U, V = factors
     x.requires_grad_()
     out = layer(x)
-    torch.testing.assert_close(out.double(), xq @ Q.T + x.detach().double() @ V @ U.T + b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out.double(), xq @ Q.T + x.detach().double() @ V @ U.T + b, rtol=1e-5, atol=1e-5
+    )
     G = torch.randn(3, 5, 24)
     (out * G).sum().backward()
     G, flat_x = G.double(), x.detach().double().flatten(0, 1)
     torch.testing.assert_close(x.grad.double(), G @ Q + G @ U @ V.T, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(layer.U.grad.double(), G.flatten(0, 1).T @ (flat_x @ V), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(layer.V.grad.double(), flat_x.T @ (G.flatten(0, 1) @ U), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        layer.U.grad.double(), G.flatten(0, 1).T @ (flat_x @ V), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        layer.V.grad.double(), flat_x.T @ (G.flatten(0, 1) @ U), rtol=1e-5, atol=1e-5
+    )
     if joint:
         torch.testing.assert_close(
             layer.weight.grad.double(), G.flatten(0, 1).T @ xq.flatten(0, 1), rtol=1e-5, atol=1e-5
@@ -112,7 +142,8 @@ def test_exactly_the_corrections_train(family, joint):
     parts = ("U", "V", "weight") if joint else ("U", "V")
     assert set(wiring.trainable(model)) == {f"{name}.{part}" for name in names for part in parts}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    assert type(head) is nn.Linear and head.weight is embedding.weight  # tied, and neither was made ternary
+    # tied, and neither was made ternary
+    assert type(head) is nn.Linear and head.weight is embedding.weight
     assert not any(isinstance(m, nn.Linear) for n, m in model.named_modules() if m is not head)
 
 
@@ -161,12 +192,15 @@ def test_svd_is_the_best_of_its_rank():
     for r in (1, 7, 30):
         U, V = lrc.truncated_svd(R.float(), r)
         error = (R - U.double() @ V.double().T).square().sum()
-        torch.testing.assert_close(error, values[r:].square().sum(), rtol=1e-5, atol=1e-7)  # Eckart-Young
+        # Eckart-Young
+        torch.testing.assert_close(error, values[r:].square().sum(), rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(U.T @ U, V.T @ V, rtol=1e-4, atol=1e-4)
         A, B = lrc.truncated_svd(R.float(), r, randomised=True)
         assert error <= (R - A.double() @ B.double().T).square().sum() <= 1.05 * error
     energy = lrc.residual_energy(W)
-    torch.testing.assert_close(energy[6].double(), values[:7].square().sum() / values.square().sum())
+    torch.testing.assert_close(
+        energy[6].double(), values[:7].square().sum() / values.square().sum()
+    )
 
 
 def test_the_randomised_start_leaves_the_generator_alone():
@@ -179,7 +213,7 @@ def test_the_randomised_start_leaves_the_generator_alone():
 
 @pytest.fixture(scope="module")
 def stored():
-    found = base.load()
+    found = base_model.load()
     stream = text.encode(text.documents("prose", "validation"), found.tokenizer)
     rows = text.fixed_rows(stream, length=128, limit=24)
     return found.model.eval(), rows[:8], rows[8:]
@@ -209,7 +243,8 @@ def test_the_start_from_the_inputs_is_better_on_rows_it_has_not_seen(stored):
     moments = lrc.input_moments(model, [{"input_ids": seen}])
     assert not any(m._forward_pre_hooks for m in model.modules())
     weighted, plain, none = (
-        _output_errors(model, moments, init, unseen) for init in ("svd_activation", "svd_residual", "zeros")
+        _output_errors(model, moments, init, unseen)
+        for init in ("svd_activation", "svd_residual", "zeros")
     )
     assert all(weighted[name] < plain[name] < none[name] for name in plain)
 
@@ -219,7 +254,9 @@ def test_moments_are_those_of_the_inputs(stored):
     model, rows, _ = stored
     name = "model.layers.1.self_attn.o_proj"  # its input is no hidden state
     caught = []
-    handle = model.get_submodule(name).register_forward_hook(lambda m, args, out: caught.append(args[0].detach()))
+    handle = model.get_submodule(name).register_forward_hook(
+        lambda m, args, out: caught.append(args[0].detach())
+    )
     moments = lrc.input_moments(model, [{"input_ids": part} for part in rows.split(4)])
     handle.remove()
     x = torch.cat([c.flatten(0, 1) for c in caught]).double()
@@ -237,10 +274,13 @@ def test_svd_starts_lower_than_kaiming_and_none(stored):
         return train.evaluate(corrected, rows, machine=exact)["loss"]
 
     assert loss("svd_residual") < loss("zeros") - 0.1
-    assert loss("kaiming") == pytest.approx(loss("zeros"), abs=1e-6)  # U = 0: the same function, but it can learn
+    # U = 0: the same function, but it can learn
+    assert loss("kaiming") == pytest.approx(loss("zeros"), abs=1e-6)
 
 
-@pytest.mark.parametrize("init, dead", [("zeros", {"U", "V"}), ("kaiming", {"V"}), ("svd_residual", set())])
+@pytest.mark.parametrize(
+    "init, dead", [("zeros", {"U", "V"}), ("kaiming", {"V"}), ("svd_residual", set())]
+)
 def test_which_factors_have_a_gradient_at_the_start(init, dead, batch):
     _, found = gradients(small(init=init), batch)
     zero = {name for name, g in found.items() if not g.any()}
@@ -269,12 +309,16 @@ def test_a_block_is_one_graph(batch):
     model = small()
     hidden = torch.randn(2, 32, 64)
     positions = model.model.rotary_emb(hidden, torch.arange(32)[None])
-    found = graph_breaks.breaks(lambda h: model.model.layers[0](h, position_embeddings=positions), hidden)
+    found = graph_breaks.breaks(
+        lambda h: model.model.layers[0](h, position_embeddings=positions), hidden
+    )
     assert found["graphs"] == 1 and found["breaks"] == 0
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"bits": 8}, {"bits": 4}, {"joint": True}, {"rank": 3}, {"scale": "rows", "rounds": 1}], ids=str
+    "options",
+    [{}, {"bits": 8}, {"bits": 4}, {"joint": True}, {"rank": 3}, {"scale": "rows", "rounds": 1}],
+    ids=str,
 )
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "qwen3_moe"])
 def test_what_is_saved_gives_the_same_logits(family, options, batch, tmp_path):
@@ -296,7 +340,9 @@ def test_stock_transformers_refuses_the_folder_and_the_tokenizer_lies_in_it(tmp_
     (tmp_path / lrc.WEIGHTS).rename(tmp_path / "model.safetensors")  # an older save
     (tmp_path / files.MANIFEST).unlink()
     files.seal(tmp_path)
-    assert torch.equal(lrc.load(tmp_path).get_input_embeddings().weight, model.get_input_embeddings().weight)
+    assert torch.equal(
+        lrc.load(tmp_path).get_input_embeddings().weight, model.get_input_embeddings().weight
+    )
 
 
 def test_a_damaged_save_is_refused(tmp_path):
@@ -341,7 +387,7 @@ def test_a_save_that_fails_leaves_the_earlier_one(batch, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken, pytest.raises(OSError):
-        broken.setattr(lrc, "save_file", full_disk)
+        broken.setattr(lrc.layer, "save_file", full_disk)
         lrc.save(small(rank=2), tmp_path / "model")
     back = lrc.load(tmp_path / "model")
     assert torch.equal(model.eval()(batch["input_ids"]).logits, back(batch["input_ids"]).logits)
@@ -359,7 +405,14 @@ def test_resume_is_bit_equal(tmp_path, stream, machine):
             model = models.tiny(256, hidden=32, layers=2, heads=2)
             lrc.attach(model, rank=4)
             data = text.Batches(stream, rows=4, length=32)
-            train.fit(model, data, train.adamw(model, lr=1e-2), total=total, checkpoints=folder, machine=machine)
+            train.fit(
+                model,
+                data,
+                train.adamw(model, lr=1e-2),
+                total=total,
+                checkpoints=train.Checkpoints(folder),
+                machine=machine,
+            )
         return model
 
     straight, resumed = run(tmp_path / "a", 8), run(tmp_path / "b", 3, 8)
@@ -373,14 +426,30 @@ def test_a_checkpoint_does_not_fit_another_rounding(tmp_path, stream, machine):
         data = text.Batches(stream, rows=4, length=32)
         if model is second:
             with pytest.raises(checkpoint.CheckpointError, match="frozen base"):
-                train.fit(model, data, train.adamw(model, lr=1e-2), total=total, checkpoints=tmp_path, machine=machine)
+                train.fit(
+                    model,
+                    data,
+                    train.adamw(model, lr=1e-2),
+                    total=total,
+                    checkpoints=train.Checkpoints(tmp_path),
+                    machine=machine,
+                )
         else:
-            train.fit(model, data, train.adamw(model, lr=1e-2), total=total, checkpoints=tmp_path, machine=machine)
+            train.fit(
+                model,
+                data,
+                train.adamw(model, lr=1e-2),
+                total=total,
+                checkpoints=train.Checkpoints(tmp_path),
+                machine=machine,
+            )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_estimate_is_exact_to_the_byte(checkpointing):
-    """What is alive in a real step, counted storage by storage, is what was predicted on tensors without memory."""
+    """What is alive in a real step, counted storage by storage, is what was predicted on tensors
+    without memory.
+    """
     shape, attach = dict(rows=2, length=64), lambda model: lrc.attach(model, init="kaiming")
     config = models.tiny(512, hidden=64, layers=2).config
     predicted = memory.estimate(config, attach=attach, checkpointing=checkpointing, **shape)
@@ -406,17 +475,23 @@ def test_the_estimate_is_exact_to_the_byte(checkpointing):
 def test_the_command_line_estimates_it(capsys):
     assert cli.main(["estimate", "--lrc", "15", "--rows", "2", "--length", "32"]) == 0
     assert "peak" in capsys.readouterr().out
-    for wrong, word in ((["--lrc", "150"], "percent = 150.0"), (["--lrc", "5", "--rank", "4"], "choose one")):
+    for wrong, word in (
+        (["--lrc", "150"], "percent = 150.0"),
+        (["--lrc", "5", "--rank", "4"], "choose one"),
+    ):
         assert cli.main(["estimate", *wrong]) == 2
         assert word in capsys.readouterr().err
 
 
 def step_ratio(machine: runtime.Machine, rounds: int = 9) -> dict:
-    """Seconds of a training step of frozen LRC over those of peft's LoRA of the same rank on the float base."""
+    """Seconds of a training step of frozen LRC over those of peft's LoRA of the same rank on the
+    float base.
+    """
     ours = models.tiny(4096)
     lrc.attach(ours, rank=38)
     theirs = peft.get_peft_model(
-        models.tiny(4096), peft.LoraConfig(r=38, lora_alpha=38, target_modules=list(lrc.layers(ours)))
+        models.tiny(4096),
+        peft.LoraConfig(r=38, lora_alpha=38, target_modules=list(lrc.layers(ours))),
     )
     assert models.count(ours)["trainable"] == models.count(theirs)["trainable"]
     ids = torch.randint(4096, (8, 256))
@@ -437,7 +512,12 @@ def step_ratio(machine: runtime.Machine, rounds: int = 9) -> dict:
     for number in range(rounds):
         took = {model: seconds(model) for model in ((ours, theirs), (theirs, ours))[number % 2]}
         ratios.append(took[ours] / took[theirs])
-    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "seconds": took[ours]}
+    return {
+        "median": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
+        "seconds": took[ours],
+    }
 
 
 @pytest.mark.slow
@@ -466,14 +546,20 @@ def test_the_doctor_finds_nothing_in_a_healthy_run(stored):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(init="svd"), "init = 'svd': allowed are svd_residual, svd_activation, kaiming, zeros"),
+        (
+            dict(init="svd"),
+            "init = 'svd': allowed are svd_residual, svd_activation, kaiming, zeros",
+        ),
         (dict(init="svd_activation"), "needs moments"),
         (dict(percent=0), "percent = 0: must be above 0 and at most 100"),
         (dict(bits=3), "bits = 3"),
         (dict(rank=-1), "rank = -1"),
         (dict(scale="max"), "scale = 'max': allowed are mean, least_squares, rows"),
         (dict(rounds=-1), "rounds = -1"),
-        (dict(rounds=1, init="kaiming"), "rounds = 1: allowed above 0 only where init starts with svd"),
+        (
+            dict(rounds=1, init="kaiming"),
+            "rounds = 1: allowed above 0 only where init starts with svd",
+        ),
         (dict(rounds=1, joint=True), "rounds = 1"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Muon against torch's, against float64 singular vectors, against mutants; in batches, in shards, in the loop."""
+"""Muon against torch's, against float64 singular vectors, against mutants; in batches, in shards,
+in the loop.
+"""
 
 import copy
 import os
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 
 from nblib import models, runtime, text, train
-from nblib.methods import muon, param_groups
+from nblib.methods import muon
+from nblib.methods.muon import groups
 
 SHAPES = ((64, 64), (64, 64), (128, 64), (32, 96), (5, 48, 32))
 
@@ -39,15 +42,19 @@ def slices(params):
     return flat
 
 
-# ------------------------------------------------------------------------------------------------- the iteration
+# ------------------------------------------------------------------------------------ the iteration
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (64, 24), (24, 64), (6, 40, 24)])
 def test_singular_vectors_stay_and_singular_values_follow_the_curve(shape):
     G = torch.randn(shape, dtype=torch.float64)
     U, S, Vh = torch.linalg.svd(G, full_matrices=False)
-    expected = U * muon.response(S / G.norm(dim=(-2, -1), keepdim=True).squeeze(-1))[..., None, :] @ Vh
-    torch.testing.assert_close(muon.orthogonalise(G, dtype=torch.float64), expected, rtol=0, atol=1e-9)
+    expected = (
+        U * muon.response(S / G.norm(dim=(-2, -1), keepdim=True).squeeze(-1))[..., None, :] @ Vh
+    )
+    torch.testing.assert_close(
+        muon.orthogonalise(G, dtype=torch.float64), expected, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype, slack", [(torch.float32, 1e-3), (torch.bfloat16, 0.06)])
@@ -75,7 +82,7 @@ def test_one_matrix_and_a_stack_in_several_calls_are_the_same_products():
         torch.testing.assert_close(muon.orthogonalise(g), o, rtol=0, atol=0.02)
 
 
-# ------------------------------------------------------------------------------------------------- the optimizer
+# ------------------------------------------------------------------------------------ the optimizer
 
 
 @pytest.mark.parametrize("adjust", muon.ADJUST)
@@ -144,7 +151,10 @@ def distance_from(rule, shape=(3, 24, 40), steps=6):
     """How far our weights are from a rule's after some steps, in units of the way they went."""
     p = nn.Parameter(torch.zeros(shape))
     optimizer = muon.Muon([p], lr=0.02, compute="fp32")
-    momentum, expected = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    momentum, expected = (
+        torch.zeros(shape, dtype=torch.float64),
+        torch.zeros(shape, dtype=torch.float64),
+    )
     trend = torch.randn(shape)  # gradients that agree, of sizes that do not
     for step in range(steps):
         p.grad = (trend + 0.5 * torch.randn(shape)) * 10.0 ** -(step % 3)
@@ -168,7 +178,9 @@ def test_halves_are_two_maps():
         half.grad = grad.clone()
     muon.Muon([p], lr=0.02, halves=True, compute="bf16").step()
     torch.optim.Muon(apart, lr=0.02, weight_decay=0.0).step()
-    torch.testing.assert_close(p.detach().view(6, 32, 32), torch.stack([q.detach() for q in apart]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        p.detach().view(6, 32, 32), torch.stack([q.detach() for q in apart]), rtol=0, atol=1e-6
+    )
 
 
 def test_stored_the_other_way_round_the_scale_is_that_of_the_map():
@@ -178,7 +190,9 @@ def test_stored_the_other_way_round_the_scale_is_that_of_the_map():
     before = p.detach().clone()
     muon.Muon([p], lr=0.02).step()
     muon.Muon([q], lr=0.02, transposed=True).step()
-    assert torch.allclose(p.detach(), q.detach().T, atol=1e-6) and not torch.equal(p.detach(), before)
+    assert torch.allclose(p.detach(), q.detach().T, atol=1e-6) and not torch.equal(
+        p.detach(), before
+    )
 
 
 def test_an_expert_without_a_token_rests_and_the_others_move_as_ever():
@@ -209,7 +223,9 @@ def test_torch_walks_on_at_full_size_where_the_gradient_is_zero():
     assert sizes[-1] > 0.9 * sizes[0]
 
 
-@pytest.mark.parametrize("wrong", [dict(lr=-1.0), dict(momentum=1.0), dict(adjust="rms"), dict(compute="fp16")])
+@pytest.mark.parametrize(
+    "wrong", [dict(lr=-1.0), dict(momentum=1.0), dict(adjust="rms"), dict(compute="fp16")]
+)
 def test_options_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         muon.Muon(with_gradients(), **wrong)
@@ -223,8 +239,13 @@ def test_other_shapes_are_refused():
 
 
 def one_after_another_over_batched(shape=(100, 64, 64), rounds=5, device="cpu"):
-    """Time of torch's Muon on equal matrices over that of one batched call, in the same precision."""
-    flat = [[nn.Parameter(p.detach().to(device)) for p in slices(with_gradients([shape]))] for _ in range(2)]
+    """Time of torch's Muon on equal matrices over that of one batched call, in the same
+    precision.
+    """
+    flat = [
+        [nn.Parameter(p.detach().to(device)) for p in slices(with_gradients([shape]))]
+        for _ in range(2)
+    ]
     for p in (p for params in flat for p in params):
         p.grad = torch.randn_like(p)
     ours, theirs = muon.Muon(flat[0], compute="bf16"), torch.optim.Muon(flat[1], weight_decay=0.0)
@@ -239,7 +260,9 @@ def one_after_another_over_batched(shape=(100, 64, 64), rounds=5, device="cpu"):
 
 
 def one_by_one_over_batched(shape=(100, 64, 64), rounds=5):
-    """The same with ours in both places and in fp32, where a chip has no bf16 and torch's would emulate it."""
+    """The same with ours in both places and in fp32, where a chip has no bf16 and torch's would
+    emulate it.
+    """
     flat = [slices(with_gradients([shape])) for _ in range(2)]
     sides = [[muon.Muon([p]) for p in flat[0]], [muon.Muon(flat[1])]]
     spent = [[], []]
@@ -263,14 +286,16 @@ def test_a_hundred_matrices_at_once_are_three_times_as_fast_on_a_card():
     assert one_after_another_over_batched((100, 256, 256), device="cuda") > 3
 
 
-# ------------------------------------------------------------------------------------------------- in the loop
+# -------------------------------------------------------------------------------------- in the loop
 
 
 def trained(model, stream, machine, *, rows=4, accumulate=1, total=6, folder=None, **options):
     batches = text.Batches(stream, rows=rows, length=32)
-    made = param_groups.optimizers(model, weight_decay=0.1)
-    options |= dict(total=total, accumulate=accumulate, machine=machine, schedule=train.cosine(6, warmup=2))
-    return train.fit(model, batches, made, checkpoints=folder, **options)
+    made = groups.optimizers(model, weight_decay=0.1)
+    options |= dict(
+        total=total, accumulate=accumulate, machine=machine, schedule=train.cosine(6, warmup=2)
+    )
+    return train.fit(model, batches, made, checkpoints=train.Checkpoints(folder), **options)
 
 
 def test_resume_is_the_straight_run(mixture, stream, machine, tmp_path):
@@ -352,6 +377,10 @@ def test_sharded_over_two_processes_it_is_the_update_of_the_whole_matrix(tmp_pat
     script = tmp_path / "work.py"
     script.write_text(SHARDS)
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, env=os.environ
+        [sys.executable, script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""One loss of several terms: float64 references, sums that add up, the rules for a teacher, state that resumes."""
+"""One loss of several terms: float64 references, sums that add up, the rules for a teacher, state
+that resumes.
+"""
 
 import copy
 import itertools
@@ -17,12 +19,12 @@ from torch.distributions import Categorical
 from torch.nn import functional as F
 from toy_distillation import confident_teacher, other_teacher, ragged
 
-from lessons import goose
-from lessons.loss_weights import Curriculum, Router
-from lessons.temperature import Learned
 from nblib import compiling, losses, models, runtime, text, train, wiring
-from nblib.methods import divergences, objective
-from nblib.methods.objective import Objective, from_teacher
+from nblib.methods import goose
+from nblib.methods.distill import divergences, objective
+from nblib.methods.distill.loss_weights import Curriculum, Router
+from nblib.methods.distill.objective import Objective, from_teacher
+from nblib.methods.distill.temperature import Learned
 
 EVERY = {"ce": 1.0, "logits": 2.0, "hidden": 0.5, "masked": 0.3}
 
@@ -38,7 +40,9 @@ def _teacher() -> nn.Module:
 
 
 def _objective(weights=None, **options) -> Objective:
-    return Objective(weights or EVERY, **(dict(teacher=_teacher(), temperature=2.0, mask_id=MASK) | options))
+    return Objective(
+        weights or EVERY, **(dict(teacher=_teacher(), temperature=2.0, mask_id=MASK) | options)
+    )
 
 
 def _batches(rows: int = 4):
@@ -46,7 +50,7 @@ def _batches(rows: int = 4):
     return text.Batches(steps.cumsum(0) % 250, rows=rows, length=32)
 
 
-# ---------------------------------------------------------------- each loss against its definition, in float64
+# ----------------------------------------------------- each loss against its definition, in float64
 
 
 def _logits(h, w, th, tw, labels, *, temperature: float):
@@ -73,10 +77,14 @@ def test_logit_distillation_is_t_squared_kl_over_the_supervised_rows(temperature
 
 
 def test_the_gradient_keeps_its_size_at_high_temperature():
-    """T^2 KL tends to half the squared distance of centred logits over V: the gradient has a limit, it does not die."""
+    """T^2 KL tends to half the squared distance of centred logits over V: the gradient has a limit,
+    it does not die.
+    """
     labels = torch.zeros(2, 6, dtype=torch.long)
     h = torch.randn(2, 6, 16, dtype=torch.float64, requires_grad=True)
-    w, th, tw = (torch.randn(*shape, dtype=torch.float64) for shape in ((53, 16), (2, 6, 9), (53, 9)))
+    w, th, tw = (
+        torch.randn(*shape, dtype=torch.float64) for shape in ((53, 16), (2, 6, 9), (53, 9))
+    )
     logits, wanted = h[:, :-1] @ w.T, th[:, :-1] @ tw.T
     apart = (logits - logits.mean(-1, keepdim=True)) - (wanted - wanted.mean(-1, keepdim=True))
     limit = torch.autograd.grad(apart.square().sum() / (2 * 53), h)[0]
@@ -87,28 +95,35 @@ def test_the_gradient_keeps_its_size_at_high_temperature():
 
 
 def test_one_pass_is_the_sum_of_two(stream):
-    """The term `distillation` is kd `logits` + ce `ce`, gradients included; what is seen is the same in both."""
+    """The term `distillation` is kd `logits` + ce `ce`, gradients included; what is seen is the
+    same in both.
+    """
     teacher, batch, grads, means = _teacher(), ragged(4), [], []
     for one_pass in (False, True):
         model = _student()
-        loss = Objective({"ce": 0.3, "logits": 0.7}, teacher=teacher, temperature=2.0, one_pass=one_pass)
+        loss = Objective(
+            {"ce": 0.3, "logits": 0.7}, teacher=teacher, temperature=2.0, one_pass=one_pass
+        )
         terms = loss(model, batch)
         assert set(terms) == ({"distillation"} if one_pass else {"ce", "logits"})
         sum(terms.values()).backward()
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         means.append(loss.seen())
-    assert float((grads[0] - grads[1]).norm() / grads[0].norm()) < 1e-5 and means[0] == pytest.approx(
-        means[1], rel=1e-5
-    )
+    assert float((grads[0] - grads[1]).norm() / grads[0].norm()) < 1e-5 and means[
+        0
+    ] == pytest.approx(means[1], rel=1e-5)
     assert means[0]["temperature"] == 2 and means[0]["weight_logits"] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_the_states_compared_are_those_of_transformers_without_the_embedding(family):
-    student, teacher = (models.tiny(256, family=family, hidden=32, layers=3, heads=2, seed=i) for i in range(2))
+    student, teacher = (
+        models.tiny(256, family=family, hidden=32, layers=3, heads=2, seed=i) for i in range(2)
+    )
     student, teacher, batch = student.eval(), models.as_teacher(teacher), ragged(2)
     ids = {"input_ids": batch["input_ids"], "output_hidden_states": True}
-    theirs = [copy.deepcopy(m)(**ids).hidden_states[1:] for m in (student, teacher)]  # its hooks would stay
+    # its hooks would stay
+    theirs = [copy.deepcopy(m)(**ids).hidden_states[1:] for m in (student, teacher)]
     plain = objective.hidden_distillation(*theirs, batch["labels"])
     loss = _objective({"hidden": 1}, teacher=teacher)
     torch.testing.assert_close(loss(student, batch)["hidden"], plain)
@@ -121,18 +136,26 @@ def test_the_first_loss_is_t_squared_times_ln_v_less_the_teachers_entropy(tiny, 
         teacher.model.embed_tokens.weight.mul_(25)
         tiny.model.embed_tokens.weight.mul_(0.01)
         p = Categorical(logits=teacher(**{"input_ids": batch["input_ids"]}).logits[:, :-1] / 3)
-        loss = from_teacher(teacher, temperature=3.0)(tiny, batch)["distillation"] / losses.supervised(batch["labels"])
+        loss = from_teacher(teacher, temperature=3.0)(tiny, batch)[
+            "distillation"
+        ] / losses.supervised(batch["labels"])
     expected = 9 * (math.log(256) - float(p.entropy().mean()))
     assert float(loss) == pytest.approx(expected, rel=1e-3) and abs(expected - math.log(256)) > 1
 
 
 @pytest.mark.parametrize("family", [*models.FAMILIES, "goose"])
 def test_the_states_of_the_layers_are_those_of_transformers_and_no_hook_stays(family, batches):
-    """Embeddings first, the last after the final norm; what else a batch carries is not for the model."""
+    """Embeddings first, the last after the final norm; what else a batch carries is not for the
+    model.
+    """
     options = {} if family == "goose" else dict(family=family, heads=2)
-    model = (goose.tiny if family == "goose" else models.tiny)(256, hidden=32, layers=3, **options).eval()
+    model = (goose.tiny if family == "goose" else models.tiny)(
+        256, hidden=32, layers=3, **options
+    ).eval()
     batch = next(batches)
-    theirs = copy.deepcopy(model)(input_ids=batch["input_ids"], output_hidden_states=True).hidden_states
+    theirs = copy.deepcopy(model)(
+        input_ids=batch["input_ids"], output_hidden_states=True
+    ).hidden_states
     for _ in range(2):  # nothing is left over from one pass to the next
         last, head, states = objective.states_of(
             model, batch | {objective.TOKEN_WEIGHTS: torch.ones(4, 32)}, layers=True
@@ -148,21 +171,29 @@ def test_the_states_of_the_layers_are_those_of_transformers_and_no_hook_stays(fa
 def test_masking_spares_special_tokens_and_has_its_rate():
     ids, special = torch.randint(40, (200, 500)), [0, 3, 7]
     for probability in (0.15, 0.6):
-        masked, chosen = objective.mask_tokens(ids, mask_id=39, probability=probability, special_ids=special)
+        masked, chosen = objective.mask_tokens(
+            ids, mask_id=39, probability=probability, special_ids=special
+        )
         maskable = ~torch.isin(ids, torch.tensor([*special, 39]))
         assert not (chosen & ~maskable).any() and (masked[chosen] == 39).all()
         assert torch.equal(masked[~chosen], ids[~chosen])
         n = int(maskable.sum())
         deviation = math.sqrt(n * probability * (1 - probability))
         assert abs(int(chosen.sum()) - n * probability) < 5 * deviation
-        halves = [chosen[:100].sum() / maskable[:100].sum(), chosen[:, :250].sum() / maskable[:, :250].sum()]
-        assert all(abs(float(h) - probability) < 10 * deviation / n for h in halves)  # nowhere more than elsewhere
+        halves = [
+            chosen[:100].sum() / maskable[:100].sum(),
+            chosen[:, :250].sum() / maskable[:, :250].sum(),
+        ]
+        # nowhere more than elsewhere
+        assert all(abs(float(h) - probability) < 10 * deviation / n for h in halves)
     all_of_it, chosen = objective.mask_tokens(ids, mask_id=39, probability=1.0, among=ids > 20)
     assert torch.equal(chosen, (ids > 20) & (ids != 39))
 
 
 def test_a_masked_token_is_predicted_from_the_position_before_it():
-    """Against the model's own logits on the masked ids, token by token; unsupervised tokens stay visible."""
+    """Against the model's own logits on the masked ids, token by token; unsupervised tokens stay
+    visible.
+    """
     model, batch = _student().double(), ragged(12, 16)
     batch["labels"][::2] = batch["input_ids"][::2]  # supervised from the first token on
     state = torch.get_rng_state()
@@ -184,8 +215,10 @@ def test_a_masked_token_is_predicted_from_the_position_before_it():
 
 
 def test_dividing_by_the_probability_estimates_the_sum_over_all_maskable_tokens():
-    """Only the last token can be masked, and no position that predicts it sees it: its loss does not depend on the
-    mask, so the estimate has a known mean and deviation, and the two complementary views have the sum itself."""
+    """Only the last token can be masked, and no position that predicts it sees it: its loss does
+    not depend on the mask, so the estimate has a known mean and deviation, and the two
+    complementary views have the sum itself.
+    """
     model = _student()
     ids = torch.randint(250, (600, 8))
     labels = torch.full_like(ids, losses.IGNORED)
@@ -197,7 +230,9 @@ def test_dividing_by_the_probability_estimates_the_sum_over_all_maskable_tokens(
             estimate = objective.masked_tokens(model, batch, mask_id=MASK, probability=p)
             deviation = float((each.square().sum() * (1 - p) / p).sqrt())
             assert 0 < abs(float(estimate - each.sum())) < 4 * deviation
-            both = objective.masked_tokens(model, batch, mask_id=MASK, probability=p, complementary=True)
+            both = objective.masked_tokens(
+                model, batch, mask_id=MASK, probability=p, complementary=True
+            )
             torch.testing.assert_close(both, each.sum(), rtol=1e-5, atol=1e-3)
 
 
@@ -213,10 +248,13 @@ def test_nothing_masked_or_supervised_adds_zero_with_a_graph():
 def test_a_mask_id_must_be_a_special_token():
     tokenizer = text.train_tokenizer(["the mask is a token of its own"] * 20, vocab_size=300)
     special = objective.check_mask_id(tokenizer, tokenizer.mask_token_id)
-    assert special == sorted([tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id])
+    assert special == sorted(
+        [tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id]
+    )
     ordinary = tokenizer.convert_tokens_to_ids("!")
     with pytest.raises(
-        ValueError, match=rf"mask_id = {ordinary} is the ordinary token '!': allowed are .*{special[0]}"
+        ValueError,
+        match=rf"mask_id = {ordinary} is the ordinary token '!': allowed are .*{special[0]}",
     ):
         objective.check_mask_id(tokenizer, ordinary)
     for outside in (-1, len(tokenizer), None):
@@ -239,7 +277,9 @@ def test_a_teacher_that_breaks_a_rule_is_refused_with_the_reason(tiny):
     with pytest.raises(ValueError, match=r"training mode \(model.layers.1"):
         objective.check_teacher(half, tiny)
     with pytest.raises(ValueError, match="one vocabulary"):
-        objective.check_teacher(models.as_teacher(models.tiny(250, hidden=32, layers=1, heads=2)), tiny)
+        objective.check_teacher(
+            models.as_teacher(models.tiny(250, hidden=32, layers=1, heads=2)), tiny
+        )
     with torch.inference_mode():
         inferred = other_teacher()
     with pytest.raises(ValueError, match="inference_mode"):
@@ -257,16 +297,24 @@ def test_the_teacher_is_asked_without_a_graph_and_without_a_cache(tiny, batches)
     sum(from_teacher(teacher)(tiny, next(batches)).values()).backward()
     (out, use_cache), *rest = calls
     assert not rest and use_cache is False and out.past_key_values is None
-    assert not out.last_hidden_state.requires_grad and all(p.grad is None for p in teacher.parameters())
+    assert not out.last_hidden_state.requires_grad and all(
+        p.grad is None for p in teacher.parameters()
+    )
 
 
 def test_the_teacher_gets_no_gradient_and_stays_as_it_is():
     model, teacher, graphs = _student(), _teacher(), []
-    teacher.model.register_forward_hook(lambda _, inputs, out: graphs.append(out.last_hidden_state.requires_grad))
+    teacher.model.register_forward_hook(
+        lambda _, inputs, out: graphs.append(out.last_hidden_state.requires_grad)
+    )
     before = copy.deepcopy(teacher.state_dict())
     loss = _objective(teacher=teacher)
     train.fit(model, _batches(), train.adamw(model, lr=1e-3), total=3, machine=FP32, loss=loss)
-    assert graphs == [False] * 3 and not teacher.training and all(p.grad is None for p in teacher.parameters())
+    assert (
+        graphs == [False] * 3
+        and not teacher.training
+        and all(p.grad is None for p in teacher.parameters())
+    )
     assert all(torch.equal(t, before[n]) for n, t in teacher.state_dict().items())
     wider = models.as_teacher(models.tiny(257, hidden=32, layers=2, heads=2))
     model.tutor = models.as_teacher(_student())
@@ -285,7 +333,9 @@ def test_the_teacher_gets_no_gradient_and_stays_as_it_is():
 
 
 def _gradient(loss, size: int, **options) -> tuple[dict, torch.Tensor]:
-    """One step over the same eight ragged rows in micro-batches of `size`; SGD at rate 1 shows the gradient."""
+    """One step over the same eight ragged rows in micro-batches of `size`; SGD at rate 1 shows the
+    gradient.
+    """
     runtime.seed_all(3)  # the same masks: they are drawn row after row
     model, whole = _student(), ragged(8)
     micro = [{k: v[i : i + size] for k, v in whole.items()} for i in range(0, 8, size)]
@@ -296,7 +346,9 @@ def _gradient(loss, size: int, **options) -> tuple[dict, torch.Tensor]:
     return record, before - torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("weights", [*({n: w} for n, w in EVERY.items()), EVERY], ids=[*EVERY, "all"])
+@pytest.mark.parametrize(
+    "weights", [*({n: w} for n, w in EVERY.items()), EVERY], ids=[*EVERY, "all"]
+)
 def test_micro_batches_add_up_to_the_large_batch(weights):
     loss = _objective(weights)
     record, gradient = _gradient(loss, 8)
@@ -311,7 +363,9 @@ def test_micro_batches_add_up_to_the_large_batch(weights):
 
 @pytest.mark.parametrize("ce", [0.0, 0.5])
 def test_micro_batches_with_a_learned_temperature_add_up(stream, ce):
-    """Token-weighted on ragged labels, the prior on T included, which must not count once per micro-batch."""
+    """Token-weighted on ragged labels, the prior on T included, which must not count once per
+    micro-batch.
+    """
     rows = text.Batches(stream, rows=8, length=32)
 
     def ragged():
@@ -341,7 +395,9 @@ def test_what_is_logged_without_weights_is_what_was_trained_on():
     loss, model, batch = _objective(), _student(), ragged(4)
     terms = {n: float(t.detach()) for n, t in loss(model, batch).items()}
     seen, n = loss.seen(), int(losses.supervised(batch["labels"]))
-    assert all(seen[name] * EVERY[name] * n == pytest.approx(terms[name], rel=1e-5) for name in EVERY)
+    assert all(
+        seen[name] * EVERY[name] * n == pytest.approx(terms[name], rel=1e-5) for name in EVERY
+    )
     assert all(seen[f"weight_{name}"] == pytest.approx(EVERY[name], rel=1e-5) for name in EVERY)
     assert seen["ce"] == pytest.approx(float(model(**batch).loss.detach()), rel=1e-5)
     model.eval()
@@ -364,12 +420,15 @@ def test_one_forward_pass_is_shared_and_what_has_no_weight_is_not_computed():
     assert asked({"masked": 1}) == ["student"]
     assert asked({"ce": 1, "masked": 1}, complementary=True) == ["student", "student"]
     model.mixer = Curriculum([(0.5, {"ce": 1}), (1, {"logits": 1})], total=4)
-    assert asked(model.mixer) == asked(model.mixer) == ["student"]  # the teacher is not run before its phase
+    # the teacher is not run before its phase
+    assert asked(model.mixer) == asked(model.mixer) == ["student"]
     assert asked(model.mixer) == asked(model.mixer) == ["student", "teacher"]
 
 
 def _compiled(model: nn.Module) -> list[int]:
-    """Compile the blocks with a backend that runs the graphs as they are; per graph, how often it ran."""
+    """Compile the blocks with a backend that runs the graphs as they are; per graph, how often it
+    ran.
+    """
     ran = []
 
     def backend(graph, inputs):
@@ -388,12 +447,18 @@ def _compiled(model: nn.Module) -> list[int]:
 
 @pytest.mark.parametrize("way", ["checkpointed", "compiled", "both"])
 def test_gradients_are_those_of_plain_blocks(way):
-    """Every layer's states come out of recomputed and of compiled blocks, and every block runs as one graph."""
+    """Every layer's states come out of recomputed and of compiled blocks, and every block runs as
+    one graph.
+    """
 
     def gradients(prepare: bool) -> list[torch.Tensor]:
         runtime.seed_all(3)
         torch._dynamo.reset()
-        model, batch, loss = _student(), ragged(4), _objective({"ce": 1.0, "logits": 2.0, "hidden": 0.5})
+        model, batch, loss = (
+            _student(),
+            ragged(4),
+            _objective({"ce": 1.0, "logits": 2.0, "hidden": 0.5}),
+        )
         if prepare and way != "compiled":
             compiling.checkpoint_blocks(model)
         ran = _compiled(model) if prepare and way != "checkpointed" else None
@@ -402,7 +467,8 @@ def test_gradients_are_those_of_plain_blocks(way):
             model.zero_grad()
             sum(loss(model, batch).values()).backward()
         losses.causal_lm(model, batch)
-        assert ran is None or ran == [4 * 2], ran  # four forward passes, two blocks, one graph for both
+        # four forward passes, two blocks, one graph for both
+        assert ran is None or ran == [4 * 2], ran
         return [p.grad for p in model.parameters()]
 
     for plain, other in zip(gradients(False), gradients(True), strict=True):
@@ -414,7 +480,12 @@ def test_the_student_learns_what_the_teacher_thinks(stream):
     model = _student()
     optimizers = [train.adamw(model, lr=3e-3)]
     records = train.fit(
-        model, text.Batches(stream, rows=8, length=32), optimizers, total=100, machine=FP32, loss=from_teacher(teacher)
+        model,
+        text.Batches(stream, rows=8, length=32),
+        optimizers,
+        total=100,
+        machine=FP32,
+        loss=from_teacher(teacher),
     )
     assert records[-1]["distillation"] < 0.7 * records[0]["distillation"]
 
@@ -444,8 +515,20 @@ def test_curriculum_moves_once_per_optimizer_step_and_not_in_evaluation():
         return {"weight": float(sum(loss(model, ragged(1)).values()).detach())}
 
     weights = []
-    options = dict(total=6, accumulate=2, machine=FP32, loss=loss, evaluate=evaluate, eval_every=1)
-    train.fit(model, _batches(), adam, **options, on_step=lambda _: weights.append(loss.seen()["weight_ce"]))
+    options = dict(
+        total=6,
+        accumulate=2,
+        machine=FP32,
+        loss=loss,
+        watch=train.Watch(evaluate=evaluate, eval_every=1),
+    )
+    train.fit(
+        model,
+        _batches(),
+        adam,
+        **options,
+        on_step=lambda _: weights.append(loss.seen()["weight_ce"]),
+    )
     assert weights == pytest.approx([1, 1 + 2 / 3, 1 + 4 / 3, 3, 3, 3])
     assert int(model.mixer.micro_batches) == 12
 
@@ -460,7 +543,11 @@ def _routed(accumulate: int = 1, curriculum: bool = False, **router):
     model.mixer = Router(list(EVERY), **router)
     weights = EVERY
     if curriculum:
-        phases = [(0.4, {"ce": 1.0}), (0.8, {"ce": 1.0, "hidden": 1.0, "masked": 0.5}), (1.0, EVERY)]
+        phases = [
+            (0.4, {"ce": 1.0}),
+            (0.8, {"ce": 1.0, "hidden": 1.0, "masked": 0.5}),
+            (1.0, EVERY),
+        ]
         weights = model.phases = Curriculum(phases, total=10, accumulate=accumulate, how="cosine")
     own = torch.optim.Adam(model.mixer.parameters(), lr=1e-3)
     return model, [adam, own], _objective(weights, router=model.mixer)
@@ -484,11 +571,13 @@ def test_the_router_steps_once_per_optimizer_step_and_is_clipped_with_the_model(
 
 
 @pytest.mark.parametrize("curriculum", [False, True], ids=["router", "router and curriculum"])
-@pytest.mark.parametrize("router", [dict(normalise="none", learns="total"), dict(normalise="initial"), {}], ids=str)
+@pytest.mark.parametrize(
+    "router", [dict(normalise="none", learns="total"), dict(normalise="initial"), {}], ids=str
+)
 def test_resume_is_bit_equal(tmp_path, router, curriculum):
     def run(total: int, folder) -> tuple[list, dict]:
         model, optimizers, loss = _routed(2, curriculum, **router)
-        folder = dict(checkpoints=tmp_path / folder, checkpoint_every=100)
+        folder = dict(checkpoints=train.Checkpoints(tmp_path / folder, every=100))
         options = dict(total=total, accumulate=2, machine=FP32, loss=loss, **folder)
         return train.fit(model, _batches(2), optimizers, **options), model.state_dict()
 
@@ -497,9 +586,15 @@ def test_resume_is_bit_equal(tmp_path, router, curriculum):
     rest, resumed = run(10, "parts")
     assert [r["step"] for r in rest] == list(range(1, 11))
     assert [r["loss"] for r in rest] == [r["loss"] for r in straight]
-    assert whole.keys() == resumed.keys() and all(torch.equal(t, resumed[n]) for n, t in whole.items())
+    assert whole.keys() == resumed.keys() and all(
+        torch.equal(t, resumed[n]) for n, t in whole.items()
+    )
     if curriculum:
-        assert "masked" not in straight[0] and "logits" in straight[-1] and int(whole["phases.micro_batches"]) == 20
+        assert (
+            "masked" not in straight[0]
+            and "logits" in straight[-1]
+            and int(whole["phases.micro_batches"]) == 20
+        )
 
 
 def test_the_canary_finds_router_and_model_alive_and_leaves_both_as_they_were():
@@ -540,14 +635,26 @@ if rank == 0:
 
 @pytest.mark.slow
 def test_two_processes_route_like_one(tmp_path):
-    """The router of every process sees the same losses, so that weights and running means stay the same in all."""
+    """The router of every process sees the same losses, so that weights and running means stay the
+    same in all.
+    """
     results = []
     for world in (1, 2):
         script = tmp_path / f"routed{world}.py"
-        script.write_text(TWO.format(folders=[str(folder) for folder in Path(__file__).parents[:2]]))
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        script.write_text(
+            TWO.format(folders=[str(folder) for folder in Path(__file__).parents[:2]])
+        )
+        launch = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={world}",
+        ]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        out = subprocess.run([*launch, str(script)], capture_output=True, text=True, timeout=240, env=env)
+        out = subprocess.run(
+            [*launch, str(script)], capture_output=True, text=True, timeout=240, env=env
+        )
         assert out.returncode == 0, out.stderr[-2000:]
         results.append(json.loads(out.stdout.strip().splitlines()[-1]))
     ((one,), losses_of_one), (two, losses_of_two) = results
@@ -566,23 +673,37 @@ def test_bad_input_is_named():
         "objective 'kd': allowed are ce, logits, hidden, masked": lambda: Objective({"kd": 1.0}),
         "'ce': 0.* not all zero": lambda: Objective({"ce": 0}),
         "'ce': -1.* from 0 up": lambda: Objective({"ce": -1}),
-        "teacher = None: needed for logits and hidden": lambda: Objective({"hidden": 1, "logits": 1}),
-        "teacher = None: needed for alignment": lambda: Objective({"ce": 1}, alignment=nn.Identity()),
+        "teacher = None: needed for logits and hidden": lambda: Objective(
+            {"hidden": 1, "logits": 1}
+        ),
+        "teacher = None: needed for alignment": lambda: Objective(
+            {"ce": 1}, alignment=nn.Identity()
+        ),
         "mask_id = None": lambda: Objective({"masked": 1}),
         "the router mixes ce, masked; with a weight are ce": lambda: Objective(
             {"ce": 1}, router=Router(["ce", "masked"])
         ),
-        "one_pass = True: the router": lambda: Objective({"ce": 1}, router=Router(["ce"]), one_pass=True),
-        "router: the Router is not attached": lambda: Objective({"ce": 1}, router=Router(["ce"]))(model, batch),
-        "weights: the Curriculum is not attached": lambda: Objective(Curriculum([(1, {"ce": 1})], total=3))(
+        "one_pass = True: the router": lambda: Objective(
+            {"ce": 1}, router=Router(["ce"]), one_pass=True
+        ),
+        "router: the Router is not attached": lambda: Objective({"ce": 1}, router=Router(["ce"]))(
             model, batch
         ),
-        "temperature: the Learned is not attached": lambda: from_teacher(_teacher(), Learned(2.0))(model, batch),
+        "weights: the Curriculum is not attached": lambda: Objective(
+            Curriculum([(1, {"ce": 1})], total=3)
+        )(model, batch),
+        "temperature: the Learned is not attached": lambda: from_teacher(_teacher(), Learned(2.0))(
+            model, batch
+        ),
         "objective 'kd'": lambda: Objective(Curriculum([(1, {"kd": 1})], total=3)),
-        "probability = 0: must be above 0": lambda: objective.mask_tokens(batch["input_ids"], mask_id=1, probability=0),
+        "probability = 0: must be above 0": lambda: objective.mask_tokens(
+            batch["input_ids"], mask_id=1, probability=0
+        ),
         "temperature = 0: must be above 0": lambda: _objective(temperature=0),
         "temperature = 0.0: must be above 0": lambda: from_teacher(_teacher(), 0.0),
-        "allowed are forward, reverse, js, soft_ce": lambda: from_teacher(_teacher(), divergence="kl"),
+        "allowed are forward, reverse, js, soft_ce": lambda: from_teacher(
+            _teacher(), divergence="kl"
+        ),
         "kd must be above 0": lambda: from_teacher(_teacher(), kd=0.0),
         "allowed are drawn, spread, bucket, none": lambda: from_teacher(_teacher(), tail="all"),
     }.items():

@@ -1,4 +1,6 @@
-"""Ternary and int8 rounding against float64, the straight-through gradients, sharing, and two bits per weight."""
+"""Ternary and int8 rounding against float64, the straight-through gradients, sharing, and two bits
+per weight.
+"""
 
 import copy
 import pickle
@@ -6,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from nblib.methods import ternary
+from nblib.methods.lrc import ternary
 
 
 @pytest.fixture
@@ -17,7 +19,9 @@ def wide():
 
 def reference_ternary(W):
     s = max(float(W.abs().mean()), 1e-5)
-    return torch.tensor([[s * min(1, max(-1, round(float(w) / s))) for w in row] for row in W], dtype=torch.float64)
+    return torch.tensor(
+        [[s * min(1, max(-1, round(float(w) / s))) for w in row] for row in W], dtype=torch.float64
+    )
 
 
 def reference_int8(x):
@@ -36,8 +40,13 @@ def test_no_multiple_of_the_codes_is_nearer_than_least_squares(wide, scale, dims
     left = (W - codes * factor).double()
     assert (left * codes).sum(dims).abs().max() < 1e-4  # what is left is orthogonal to them
     for away in (0.98, 1.02):
-        assert ((W - away * factor * codes).double().square().sum(dims) > left.square().sum(dims)).all()
-    wider = ternary.codes_and_scale(torch.randn(512, 512), scale)[1] / ternary.codes_and_scale(torch.randn(512, 512))[1]
+        assert (
+            (W - away * factor * codes).double().square().sum(dims) > left.square().sum(dims)
+        ).all()
+    wider = (
+        ternary.codes_and_scale(torch.randn(512, 512), scale)[1]
+        / ternary.codes_and_scale(torch.randn(512, 512))[1]
+    )
     assert 1.3 < float(wider.mean()) < 1.38  # of normally distributed weights
 
 
@@ -45,14 +54,22 @@ def test_a_row_of_small_weights_and_another_scale():
     W = torch.ones(4, 4)
     W[0] = 1e-3
     codes, factor = ternary.codes_and_scale(W, "rows")
-    assert codes[0].abs().sum() == 0 and factor[0] == 0 and torch.isfinite(ternary.ternary(W, "rows")).all()
+    assert (
+        codes[0].abs().sum() == 0
+        and factor[0] == 0
+        and torch.isfinite(ternary.ternary(W, "rows")).all()
+    )
     with pytest.raises(ValueError, match="scale = 'max': allowed are mean, least_squares, rows"):
         ternary.codes_and_scale(W, "max")
 
 
 def test_both_roundings_equal_a_reference_in_float64(wide):
-    torch.testing.assert_close(ternary.ternary(wide.float()).double(), reference_ternary(wide), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(ternary.int8(wide.float()).double(), reference_int8(wide), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        ternary.ternary(wide.float()).double(), reference_ternary(wide), rtol=1e-6, atol=1e-7
+    )
+    torch.testing.assert_close(
+        ternary.int8(wide.float()).double(), reference_int8(wide), rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -72,7 +89,9 @@ def test_zeros_stay_zeros_and_finite():
         assert torch.equal(rounding(zeros), torch.zeros(3, 8))
 
 
-@pytest.mark.parametrize("rounding", [ternary.ternary, ternary.int8, lambda z: ternary.grouped(z, 8)])
+@pytest.mark.parametrize(
+    "rounding", [ternary.ternary, ternary.int8, lambda z: ternary.grouped(z, 8)]
+)
 def test_the_gradient_passes_straight_through(rounding):
     z = torch.randn(6, 40, requires_grad=True)
     weights = torch.randn(6, 40)
@@ -97,7 +116,9 @@ def test_groups_share_a_scale(bits, shape):
         group = flat[start : start + 32]
         scale = group.abs().max() / most
         expected[start : start + 32] = (group / scale).round() * scale
-    torch.testing.assert_close(ternary.grouped(factor.float(), bits).double().flatten(), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        ternary.grouped(factor.float(), bits).double().flatten(), expected, rtol=1e-6, atol=1e-7
+    )
 
 
 def test_other_widths_are_refused_by_name():

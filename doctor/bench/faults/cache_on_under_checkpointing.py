@@ -1,4 +1,5 @@
-"""Blocks are checkpointed by hand while the cache of generation is on: the recomputation appends to it.
+"""Blocks are checkpointed by hand while the cache of generation is on: the recomputation appends to
+it.
 
 Threads: https://github.com/huggingface/transformers/issues/28056
     https://github.com/huggingface/transformers/pull/30320

@@ -1,4 +1,5 @@
-"""The discriminator steps between the forward pass that both losses share and the generator's backward.
+"""The discriminator steps between the forward pass that both losses share and the generator's
+backward.
 
 Threads: https://github.com/pytorch/pytorch/issues/39141
     https://github.com/leftthomas/SRGAN/issues/79

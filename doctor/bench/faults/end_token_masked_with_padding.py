@@ -39,7 +39,9 @@ def collate(rows):
 def main():
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(3)
-    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=40, n_layer=2, n_head=4, eos_token_id=EOS_TOKEN_ID)
+    config = GPT2Config(
+        vocab_size=VOCAB_SIZE, n_embd=40, n_layer=2, n_head=4, eos_token_id=EOS_TOKEN_ID
+    )
     model = GPT2LMHeadModel(config)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

@@ -23,7 +23,9 @@ encoder = nn.Sequential(
 for number, tensor in enumerate(encoder.parameters()):
     nn.init.trunc_normal_(tensor, std=0.2 / (1 + number))
 head = nn.Linear(96, CLASSES)
-optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.05, momentum=0.9, weight_decay=1e-3)
+optimizer = torch.optim.SGD(
+    [*encoder.parameters(), *head.parameters()], lr=0.05, momentum=0.9, weight_decay=1e-3
+)
 
 
 def sensor_batch(size):

@@ -1,7 +1,7 @@
 """The generator's adversarial loss is taken on samples that are cut off from the generator.
 
-Threads: https://github.com/nikhilsinghmus/image2reverb/issues/37 https://github.com/samet-akcay/skip-ganomaly/issues/5
-Names: B8
+Threads: https://github.com/nikhilsinghmus/image2reverb/issues/37
+https://github.com/samet-akcay/skip-ganomaly/issues/5 Names: B8
 """
 
 import torch
@@ -51,7 +51,9 @@ for step in range(16):
     waves = generator(torch.randn(32, NOISE))
 
     d_optimizer.zero_grad()
-    d_loss = F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(waves.detach())).mean()
+    d_loss = (
+        F.softplus(-discriminator(real)).mean() + F.softplus(discriminator(waves.detach())).mean()
+    )
     d_loss.backward()
     d_optimizer.step()
 

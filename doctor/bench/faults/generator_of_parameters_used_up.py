@@ -1,7 +1,7 @@
 """The parameters are counted from a generator first, and the optimizer gets what is left of it.
 
-Threads: https://github.com/YanaiEliyahu/AdasOptimizer/issues/2 https://github.com/pytorch/pytorch/issues/47594
-Names: S2
+Threads: https://github.com/YanaiEliyahu/AdasOptimizer/issues/2
+https://github.com/pytorch/pytorch/issues/47594 Names: S2
 """
 
 import torch

@@ -13,7 +13,9 @@ import torch.nn as nn
 torch.manual_seed(50)
 NOISE, BATCH, LAMBDA = 6, 40, 10.0
 generator = nn.Sequential(nn.Linear(NOISE, 48), nn.ReLU(), nn.Linear(48, 2))
-critic = nn.Sequential(nn.Linear(2, 48), nn.LeakyReLU(0.2), nn.Linear(48, 48), nn.LeakyReLU(0.2), nn.Linear(48, 1))
+critic = nn.Sequential(
+    nn.Linear(2, 48), nn.LeakyReLU(0.2), nn.Linear(48, 48), nn.LeakyReLU(0.2), nn.Linear(48, 1)
+)
 g_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9))
 c_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
 

@@ -15,7 +15,9 @@ WORDS, TAGS, LENGTH = 50, 7, 12
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.ModuleDict({"embed": nn.Embedding(WORDS, 28), "rnn": nn.GRU(28, 20, batch_first=True)})
+        self.encoder = nn.ModuleDict(
+            {"embed": nn.Embedding(WORDS, 28), "rnn": nn.GRU(28, 20, batch_first=True)}
+        )
         self.mix = nn.Linear(20, 32)
         self.fc = nn.Linear(32, TAGS)
 

@@ -37,7 +37,9 @@ def domain_batch(size, shift):
 model = Classifier()
 optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-3)
 # broken
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: LR * (1.0 + GAMMA * step) ** (-DECAY))
+scheduler = torch.optim.lr_scheduler.LambdaLR(
+    optimizer, lambda step: LR * (1.0 + GAMMA * step) ** (-DECAY)
+)
 # mended
 # scheduler = torch.optim.lr_scheduler.LambdaLR(
 #     optimizer, lambda step: (1.0 + GAMMA * step) ** (-DECAY)

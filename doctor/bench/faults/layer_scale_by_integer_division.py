@@ -20,7 +20,8 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(1, WIDTH, PATCH, stride=PATCH)
         self.places = nn.Parameter(0.02 * torch.randn(1, (SIDE // PATCH) ** 2, WIDTH))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.0, batch_first=True) for _ in range(DEPTH)
+            nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.0, batch_first=True)
+            for _ in range(DEPTH)
         )
         self.head = nn.Linear(WIDTH, CLASSES)
 

@@ -1,7 +1,7 @@
 """Faces are flipped with their key points, but left and right points keep their places in the list.
 
-Threads: https://github.com/ildoonet/tf-pose-estimation/issues/33 https://github.com/robertklee/COCO-Human-Pose/pull/29
-Names: D19
+Threads: https://github.com/ildoonet/tf-pose-estimation/issues/33
+https://github.com/robertklee/COCO-Human-Pose/pull/29 Names: D19
 """
 
 import torch
@@ -44,7 +44,9 @@ def augment(images, points):
     return images, points
 
 
-model = nn.Sequential(nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10))
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(16):
     images, points = augment(*make_batch(36))

@@ -1,7 +1,7 @@
 """ReduceLROnPlateau is given the validation accuracy and left in the mode for losses.
 
-Threads: https://github.com/md-mohaiminul/ViS4mer/issues/4 https://github.com/FunctionLab/selene/issues/115
-Names: N9
+Threads: https://github.com/md-mohaiminul/ViS4mer/issues/4
+https://github.com/FunctionLab/selene/issues/115 Names: N9
 """
 
 import torch
@@ -17,13 +17,15 @@ images = shapes[labels] + 3 * torch.randn(900, 1, SIDE, SIDE)
 training = DataLoader(TensorDataset(images[:700], labels[:700]), batch_size=175, shuffle=True)
 validation = DataLoader(TensorDataset(images[700:], labels[700:]), batch_size=100)
 
-model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, CLASSES))
+model = nn.Sequential(
+    nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, CLASSES)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 # broken
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=2)
 # mended
-# scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.3, patience=2)
-# end
+# scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.3,
+# patience=2) end
 
 for epoch in range(6):
     model.train()

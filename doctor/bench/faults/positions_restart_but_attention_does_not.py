@@ -1,7 +1,7 @@
 """Positions begin anew in each packed document, and attention still crosses into the ones before.
 
-Threads: https://github.com/huggingface/nanoVLM/pull/204 https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53
-Names: F12
+Threads: https://github.com/huggingface/nanoVLM/pull/204
+https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53 Names: F12
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The running loss is summed as a tensor, so the graphs of all steps stay in memory.
 
-Threads: https://github.com/BatsResearch/labelmodels/issues/4 https://github.com/jostmey/NakedAttention/issues/1
-Names: N27
+Threads: https://github.com/BatsResearch/labelmodels/issues/4
+https://github.com/jostmey/NakedAttention/issues/1 Names: N27
 """
 
 import torch
@@ -17,7 +17,9 @@ class LabelModel(nn.Module):
     def __init__(self, hidden=30):
         super().__init__()
         self.votes = nn.Embedding(CLASSES + 1, 6)
-        self.layers = nn.Sequential(nn.Linear(6 * SOURCES, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES))
+        self.layers = nn.Sequential(
+            nn.Linear(6 * SOURCES, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES)
+        )
 
     def forward(self, votes):
         return self.layers(self.votes(votes).flatten(1))

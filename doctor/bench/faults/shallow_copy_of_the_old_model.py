@@ -1,7 +1,7 @@
 """The old model is a shallow copy that shares its weights, so it forgets together with the new one.
 
-Threads: https://github.com/DerrickXuNu/dvrl_pytorch/issues/2 https://github.com/andri27-ts/Reinforcement-Learning/issues/14
-Names: F7 F2
+Threads: https://github.com/DerrickXuNu/dvrl_pytorch/issues/2
+https://github.com/andri27-ts/Reinforcement-Learning/issues/14 Names: F7 F2
 """
 
 import copy
@@ -45,7 +45,9 @@ def main():
         scores = model(x)
         with torch.no_grad():
             remembered = old_model(x)[:, :TASK_CLASSES].softmax(-1)
-        forgetting = F.kl_div(scores[:, :TASK_CLASSES].log_softmax(-1), remembered, reduction="batchmean")
+        forgetting = F.kl_div(
+            scores[:, :TASK_CLASSES].log_softmax(-1), remembered, reduction="batchmean"
+        )
         loss = F.cross_entropy(scores, label) + forgetting
         optimizer.zero_grad()
         loss.backward()

@@ -21,7 +21,9 @@ class CharModel(nn.Module):
         # nn.init.normal_(self.tok.weight, std=0.02)
         # end
         self.pos = nn.Parameter(torch.zeros(BLOCK, WIDTH))
-        self.block = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(
+            WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.tok.weight

@@ -1,7 +1,7 @@
 """The validation puts the model in eval mode, and the rest of the epoch trains without dropout.
 
-Threads: https://github.com/joeynmt/joeynmt/issues/184 https://github.com/huggingface/lerobot/issues/3668
-Names: N16 S11
+Threads: https://github.com/joeynmt/joeynmt/issues/184
+https://github.com/huggingface/lerobot/issues/3668 Names: N16 S11
 """
 
 import torch
@@ -17,7 +17,9 @@ class Translator(nn.Module):
         super().__init__()
         self.source = nn.Embedding(WORDS, WIDTH)
         self.places = nn.Parameter(0.1 * torch.randn(LENGTH, WIDTH))
-        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, dim_feedforward=64, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(
+            WIDTH, 4, dim_feedforward=64, dropout=0.1, batch_first=True
+        )
         self.out = nn.Linear(WIDTH, WORDS)
 
     def forward(self, source):

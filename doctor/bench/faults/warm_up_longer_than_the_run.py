@@ -10,14 +10,18 @@ from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_w
 
 torch.manual_seed(41)
 VOCAB, LENGTH, STEPS = 40, 20, 24
-model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=VOCAB, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 # broken
 WARM_UP = 500
 # mended
 # WARM_UP = 2
 # end
-scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=WARM_UP, num_training_steps=STEPS)
+scheduler = get_cosine_schedule_with_warmup(
+    optimizer, num_warmup_steps=WARM_UP, num_training_steps=STEPS
+)
 
 
 def sample_counting(size):

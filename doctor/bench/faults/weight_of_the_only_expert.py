@@ -1,4 +1,5 @@
-"""One expert per token, and its weight is divided by its own sum: the router gets no gradient from the task.
+"""One expert per token, and its weight is divided by its own sum: the router gets no gradient from
+the task.
 
 Threads: https://github.com/jingyaogong/minimind/issues/858
     https://github.com/jingyaogong/minimind/pull/859

@@ -44,7 +44,9 @@ def squares(count):
     return x.clamp(0, 1), y
 
 
-model = nn.Sequential(nn.Conv2d(1, 9, 3), PreActBlock(9), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(36, 4))
+model = nn.Sequential(
+    nn.Conv2d(1, 9, 3), PreActBlock(9), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
+)
 opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.05, total_steps=18)
 for epoch in range(18):

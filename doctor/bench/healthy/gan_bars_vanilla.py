@@ -29,7 +29,9 @@ def block(in_feat, out_feat, normalize=True):
     return layers
 
 
-generator = nn.Sequential(*block(latent_dim, 32, normalize=False), *block(32, 48), nn.Linear(48, 64), nn.Tanh())
+generator = nn.Sequential(
+    *block(latent_dim, 32, normalize=False), *block(32, 48), nn.Linear(48, 64), nn.Tanh()
+)
 discriminator = nn.Sequential(
     nn.Flatten(), *block(64, 40, False), *block(40, 20, False), nn.Linear(20, 1), nn.Sigmoid()
 )

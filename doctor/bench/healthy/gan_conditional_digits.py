@@ -13,7 +13,9 @@ class Generator(nn.Module):
     def __init__(self):
         super().__init__()
         self.label_emb = nn.Embedding(n_classes, n_classes)
-        self.model = nn.Sequential(nn.Linear(latent_dim + n_classes, 40), nn.ReLU(), nn.Linear(40, pixels), nn.Tanh())
+        self.model = nn.Sequential(
+            nn.Linear(latent_dim + n_classes, 40), nn.ReLU(), nn.Linear(40, pixels), nn.Tanh()
+        )
 
     def forward(self, noise, labels):
         return self.model(torch.cat((self.label_emb(labels), noise), -1))

@@ -36,7 +36,9 @@ def ask(generator):
 
 
 D = Discriminator()
-G = nn.Sequential(nn.Linear(NOISE + N_CLASSES + CODE_DIM, 32), nn.LeakyReLU(0.2), nn.Linear(32, 25), nn.Tanh())
+G = nn.Sequential(
+    nn.Linear(NOISE + N_CLASSES + CODE_DIM, 32), nn.LeakyReLU(0.2), nn.Linear(32, 25), nn.Tanh()
+)
 opt_G = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.999))
 opt_D = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.5, 0.999))
 opt_info = torch.optim.Adam(itertools.chain(G.parameters(), D.parameters()), 1e-3, (0.5, 0.999))

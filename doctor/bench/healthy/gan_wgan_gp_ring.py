@@ -30,7 +30,9 @@ def calc_gradient_penalty(netD, real, fake):
     alpha = torch.rand(BATCH, 1)
     interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
     scores = netD(interpolates)
-    (gradients,) = autograd.grad(scores, interpolates, torch.ones_like(scores), create_graph=True, retain_graph=True)
+    (gradients,) = autograd.grad(
+        scores, interpolates, torch.ones_like(scores), create_graph=True, retain_graph=True
+    )
     return ((gradients.norm(2, dim=1) - 1) ** 2).mean() * LAMBDA
 
 

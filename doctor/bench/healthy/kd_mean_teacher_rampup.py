@@ -14,7 +14,9 @@ batch_size, labeled, classes = 60, 16, 3
 
 
 def create_model(ema=False):
-    model = nn.Sequential(nn.Linear(2, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.1), nn.Linear(40, classes))
+    model = nn.Sequential(
+        nn.Linear(2, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.1), nn.Linear(40, classes)
+    )
     if ema:
         for param in model.parameters():
             param.detach_()

@@ -13,7 +13,9 @@ import torch.optim as optim
 torch.manual_seed(0)
 random.seed(0)
 sentences = "apple banana fruit|banana orange fruit|orange banana fruit|dog cat animal"
-sentences = (sentences + "|cat monkey animal|monkey dog animal|apple fruit sweet|cat animal paw").split("|")
+sentences = (
+    sentences + "|cat monkey animal|monkey dog animal|apple fruit sweet|cat animal paw"
+).split("|")
 word_sequence = " ".join(sentences).split()
 word_list = sorted(set(word_sequence))
 word_dict = {w: i for i, w in enumerate(word_list)}

@@ -21,7 +21,9 @@ class PhysicsInformedNN:
         self.t_physics = t_physics.requires_grad_(True)
         self.damping = nn.Parameter(torch.tensor(0.0))
         self.log_stiffness = nn.Parameter(torch.tensor(0.0))
-        self.dnn = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1))
+        self.dnn = nn.Sequential(
+            nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1)
+        )
         self.parameters = [*self.dnn.parameters(), self.damping, self.log_stiffness]
 
     def net_f(self):

@@ -35,7 +35,9 @@ class Deep(nn.Module):
     def __init__(self, dim=6):
         super().__init__()
         self.embed = nn.Embedding(sum(CARDINALITIES), dim)
-        self.mlp = nn.Sequential(nn.Linear(3 * dim + 4, 40), nn.ReLU(), nn.Dropout(0.1), nn.Linear(40, 1, bias=False))
+        self.mlp = nn.Sequential(
+            nn.Linear(3 * dim + 4, 40), nn.ReLU(), nn.Dropout(0.1), nn.Linear(40, 1, bias=False)
+        )
 
     def forward(self, fields, dense):
         return self.mlp(torch.cat([self.embed(fields + OFFSETS).flatten(1), dense], dim=1))

@@ -21,7 +21,9 @@ class TabularNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.kinds = nn.Embedding(5, 3)
-        self.body = nn.Sequential(nn.Linear(9, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+        self.body = nn.Sequential(
+            nn.Linear(9, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1)
+        )
 
     def forward(self, numbers, kind):
         return self.body(torch.cat([numbers, self.kinds(kind)], dim=-1)).squeeze(-1)

@@ -27,7 +27,9 @@ def average_precision(scores, y):
 train_x, train_y = draw(40 * 16)
 valid_x, valid_y = draw(400)
 prior = train_y.mean()
-model = nn.Sequential(nn.BatchNorm1d(n_features), nn.Linear(n_features, 32), nn.ReLU(), nn.Linear(32, 1))
+model = nn.Sequential(
+    nn.BatchNorm1d(n_features), nn.Linear(n_features, 32), nn.ReLU(), nn.Linear(32, 1)
+)
 nn.init.constant_(model[-1].bias, torch.log(prior / (1 - prior)).item())
 loss_fn = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)

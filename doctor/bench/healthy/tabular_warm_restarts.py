@@ -24,7 +24,9 @@ def table(rows):
 
 
 train_x, train_y = table(batch * 5)
-model = nn.Sequential(nn.Linear(features, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, classes))
+model = nn.Sequential(
+    nn.Linear(features, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, classes)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, nesterov=True)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=1, T_mult=2)
 criterion = nn.CrossEntropyLoss()

@@ -19,13 +19,17 @@ across = axis.view(1, 10, 1) * angles.cos().view(-1, 1, 1)
 along = axis.view(1, 1, 10) * angles.sin().view(-1, 1, 1)
 pictures = torch.exp(-8 * (across + along) ** 2)
 labels = (angles / 3.14 * 5).long()
-train_loader = Data.DataLoader(dataset=Data.TensorDataset(pictures, labels), batch_size=BATCH_SIZE, shuffle=True)
+train_loader = Data.DataLoader(
+    dataset=Data.TensorDataset(pictures, labels), batch_size=BATCH_SIZE, shuffle=True
+)
 
 
 class AutoEncoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(100, 48), nn.Tanh(), nn.Linear(48, 12), nn.Tanh(), nn.Linear(12, 3))
+        self.encoder = nn.Sequential(
+            nn.Linear(100, 48), nn.Tanh(), nn.Linear(48, 12), nn.Tanh(), nn.Linear(12, 3)
+        )
         self.decoder = nn.Sequential(
             nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 48), nn.Tanh(), nn.Linear(48, 100),
             nn.Sigmoid(),

@@ -23,7 +23,9 @@ class ChannelNorm(nn.Module):
 
 
 def projection(dim, out, stride):
-    return nn.Sequential(nn.Conv2d(dim, dim, 3, stride, 1, groups=dim), nn.BatchNorm2d(dim), nn.Conv2d(dim, out, 1))
+    return nn.Sequential(
+        nn.Conv2d(dim, dim, 3, stride, 1, groups=dim), nn.BatchNorm2d(dim), nn.Conv2d(dim, out, 1)
+    )
 
 
 class Block(nn.Module):

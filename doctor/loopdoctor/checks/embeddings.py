@@ -1,7 +1,7 @@
 """The table of the tokens and the output layer: S9, S14.
 
-Footgun: peft keeps a trained copy beside the original (modules_to_save). Only the active one counts, which is what
-`Evidence.embedding` and `Evidence.head` return.
+Footgun: peft keeps a trained copy beside the original (modules_to_save). Only the active one
+counts, which is what `Evidence.embedding` and `Evidence.head` return.
 """
 
 from torch import Tensor
@@ -13,7 +13,8 @@ from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
 LEARNED = 1.5  # times the spread at the start, or a part of it: rows that learned
-CHANCE, DRAWN = 4.0, 256  # standard errors within which numbers are as drawn; the least number of them
+# standard errors within which numbers are as drawn; the least number of them
+CHANCE, DRAWN = 4.0, 256
 FRONT, FEW = 16, 0.2  # rows in front of those, and the share that may look like them
 
 
@@ -29,19 +30,22 @@ def _comparable(into: Tensor | None, out: Tensor | None) -> bool:
 
 @check("S9")
 def tie_broken(e: Evidence) -> Fired | Verdict:
-    """The loss is worse than it should be, and after saving and loading the model is worse again.
+    """Return the loss is worse than it should be, and after saving and loading the model is worse
+    again.
 
-    Fires when the config says that embedding and output layer are one matrix and they are two: the tie was lost in
-    to_empty, in sharding, or both ends were put into modules_to_save. A model without a config is asked whether both
-    began with equal values. `untied=True` says that it is on purpose; then nothing is looked at.
+    Fires when the config says that embedding and output layer are one matrix and they are two: the
+    tie was lost in to_empty, in sharding, or both ends were put into modules_to_save. A model
+    without a config is asked whether both began with equal values. `untied=True` says that it is on
+    purpose; then nothing is looked at.
 
-    ERROR or WARN tie-broken: The tie is broken: embedding and output layer (lm_head) are two matrices: the tie was lost
-    when weights were materialised, copied or sharded; each gets half of the gradient, and a reload keeps only one of
-    them. Fix: Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and
-    before the optimizer is built.
-    ERROR or WARN tie-broken/copied: The tie is broken: modules_to_save copied the ends of a tied model, and the copies
-    are trained apart; each gets half of the gradient, and a reload keeps only one of them. Fix: Use
-    trainable_token_indices, or only the embedding with ensure_weight_tying=True.
+    ERROR or WARN tie-broken: The tie is broken: embedding and output layer (lm_head) are two
+    matrices: the tie was lost when weights were materialised, copied or sharded; each gets half of
+    the gradient, and a reload keeps only one of them. Fix: Call model.tie_weights() (or assign the
+    one weight to both) after to_empty, sharding or loading, and before the optimizer is built.
+    ERROR or WARN tie-broken/copied: The tie is broken: modules_to_save copied the ends of a tied
+    model, and the copies are trained apart; each gets half of the gradient, and a reload keeps only
+    one of them. Fix: Use trainable_token_indices, or only the embedding with
+    ensure_weight_tying=True.
     """
     into, out = e.embedding(), e.head()
     if e.declared.get("untied"):
@@ -52,17 +56,25 @@ def tie_broken(e: Evidence) -> Fired | Verdict:
     if hasattr(e.model, "tie_weights"):
         told = getattr(e.config, "tie_word_embeddings", None)
     if told is None and e.tied_at_start is None and not _same(into, out):
-        return unknown("no backward was seen, so it is not known whether both began with equal values")
-    if _same(into, out) or e.tied_at_start or not (told is True or (told is None and e.alike_at_start)):
+        return unknown(
+            "no backward was seen, so it is not known whether both began with equal values"
+        )
+    if (
+        _same(into, out)
+        or e.tied_at_start
+        or not (told is True or (told is None and e.alike_at_start))
+    ):
         return OK
     both = into.requires_grad and out.requires_grad
     gap = float((into.detach().float() - out.detach().float()).abs().max())
     why = "their values were equal at the start" if told is None else "the config says tied"
     copied = any("modules_to_save" in n for n in e.parameters())
     return fires(
-        f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by up to {gap:.2g}",
+        f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by "
+        f"up to {gap:.2g}",
         "one storage for both",
-        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
+        # a head of its own may be new on purpose
+        ERROR if both and told and e.alike_at_start else WARN,
         "tie-broken/copied" if copied else "tie-broken",
     )
 
@@ -79,23 +91,30 @@ def _used(e: Evidence) -> set[int]:
 
 @check("S14")
 def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
-    """The tokens that were added to the vocabulary (tags, special tokens) are never learnt.
+    """Return the tokens that were added to the vocabulary (tags, special tokens) are never learnt.
 
-    Fires when batches use ids beyond `orig_vocab`, or rows at the end of the table that still are the mean of the
-    others as resizing makes them, and the embedding is frozen: an adapter on the layers leaves it as it was. Padding
-    does not count. Copies in modules_to_save, trainable_token_indices and adapters on the embedding do train them.
-    Also when the loss asks for ids whose rows at the end of a frozen output layer are as transformers draws them
-    (mean_resizing=False), where the others are spread half as much again, or more, or less, as trained ones are.
+    Fires when batches use ids beyond `orig_vocab`, or rows at the end of the table that still are
+    the mean of the others as resizing makes them, and the embedding is frozen: an adapter on the
+    layers leaves it as it was. Padding does not count. Copies in modules_to_save,
+    trainable_token_indices and adapters on the embedding do train them. Also when the loss asks for
+    ids whose rows at the end of a frozen output layer are as transformers draws them
+    (mean_resizing=False), where the others are spread half as much again, or more, or less, as
+    trained ones are.
 
-    ERROR or WARN new-tokens-frozen: New tokens were added to the vocabulary (resize_token_embeddings), but the
-    embedding is frozen, so their rows stay as resizing made them. Fix: Name them in
-    LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.
-    WARN new-tokens-frozen/drawn: New tokens were added to the vocabulary (resize_token_embeddings), but the output
-    layer is frozen, so their rows stay the random numbers that were drawn for them. Fix: Put embedding and head into
-    modules_to_save, or name them in LoraConfig(trainable_token_indices=[...]).
+    ERROR or WARN new-tokens-frozen: New tokens were added to the vocabulary
+    (resize_token_embeddings), but the embedding is frozen, so their rows stay as resizing made
+    them. Fix: Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head
+    into modules_to_save.
+    WARN new-tokens-frozen/drawn: New tokens were added to the vocabulary (resize_token_embeddings),
+    but the output layer is frozen, so their rows stay the random numbers that were drawn for them.
+    Fix: Put embedding and head into modules_to_save, or name them in
+    LoraConfig(trainable_token_indices=[...]).
     """
     if drawn := _drawn_and_asked_for(e):
-        what = f"the loss asks for {len(drawn)} ids ({drawn[:4]}) whose rows in the frozen output layer are as drawn"
+        what = (
+            f"the loss asks for {len(drawn)} ids ({drawn[:4]}) whose rows in the frozen "
+            "output layer are as drawn"
+        )
         return fires(what, "rows that train", WARN, "new-tokens-frozen/drawn")
     table = e.embedding()
     if table is None or not table.is_floating_point() or table.dim() != 2:
@@ -109,7 +128,11 @@ def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
     used = sorted(_used(e) & new)
     if not used:
         return OK if original or new else unknown("orig_vocab was not given and no row looks new")
-    how = f"at or above orig_vocab = {original}" if original else "whose rows are the mean of the table"
+    how = (
+        f"at or above orig_vocab = {original}"
+        if original
+        else "whose rows are the mean of the table"
+    )
     return fires(
         f"batches use {len(used)} ids {how} ({used[:4]}), and the embedding is frozen",
         "new rows of the embedding trainable",
@@ -118,7 +141,9 @@ def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
 
 
 def _like_the_mean(table: Tensor) -> set[int]:
-    """Rows at the end of the table that are nearly the mean of those before: not one of them is random."""
+    """Rows at the end of the table that are nearly the mean of those before: not one of them is
+    random.
+    """
     rows = table[: max(1, len(table) // 2)].float()
     mean = rows.mean(0)
     usual = float((rows - mean).norm(dim=1).median())
@@ -126,7 +151,8 @@ def _like_the_mean(table: Tensor) -> set[int]:
         return set()
     last = table[-min(len(table) // 4, 4096) :].float()
     near = (last - mean).norm(dim=1) < max(NEAR * usual, 0.0)
-    noise = usual * (2.0 / len(rows)) ** 0.5  # the mean of all rows and that of the first half differ by this
+    # the mean of all rows and that of the first half differ by this
+    noise = usual * (2.0 / len(rows)) ** 0.5
     near |= (last - mean).norm(dim=1) < 1.5 * noise
     first = len(table) - len(last)
     count = 0
@@ -134,15 +160,25 @@ def _like_the_mean(table: Tensor) -> set[int]:
         if not flag:
             break
         count += 1
-    return set(range(len(table) - count, len(table))) if count < len(last) else set(range(first, len(table)))
+    return (
+        set(range(len(table) - count, len(table)))
+        if count < len(last)
+        else set(range(first, len(table)))
+    )
 
 
 def _drawn_and_asked_for(e: Evidence) -> list[int]:
-    """Ids among the targets whose rows of a frozen output layer are as they were drawn, while the others learned."""
+    """Ids among the targets whose rows of a frozen output layer are as they were drawn, while the
+    others learned.
+    """
     table, spread = e.head(), asked(e.config, "initializer_range")
     if table is None or table.dim() != 2 or table.is_meta or not table.is_floating_point():
         return []
-    layers = [n.rsplit(".", 1)[0].removesuffix("base_layer") for n, p in e.parameters().items() if p is table]
+    layers = [
+        n.rsplit(".", 1)[0].removesuffix("base_layer")
+        for n, p in e.parameters().items()
+        if p is table
+    ]
     if any(n.startswith(layer) for n in e.trainable() for layer in layers):
         return []  # an adapter on the output layer itself
     if not e.trainable() or not isinstance(spread, float) or spread <= 0:
@@ -155,8 +191,10 @@ def _drawn_and_asked_for(e: Evidence) -> list[int]:
 
 
 def _drawn_at_the_end(table: Tensor, spread: float) -> int:
-    """How many rows at the end are N(0, spread), where the first half is of another spread and those in front are too:
-    rare words at the end of a vocabulary learned little, and come near to it one after the other."""
+    """How many rows at the end are N(0, spread), where the first half is of another spread and
+    those in front are too: rare words at the end of a vocabulary learned little, and come near to
+    it one after the other.
+    """
     columns = table.shape[1]
     usual = float(table[: len(table) // 2].float().std(1).median()) / spread
     if 1 / LEARNED < usual < LEARNED:
@@ -168,4 +206,8 @@ def _drawn_at_the_end(table: Tensor, spread: float) -> int:
     front, numbers = drawn[: len(drawn) - count][-FRONT:], last[len(last) - count :]
     if numbers.numel() < DRAWN or not len(front) or float(front.float().mean()) > FEW:
         return 0
-    return count if abs(float(numbers.std()) / spread - 1) < CHANCE / (2 * numbers.numel()) ** 0.5 else 0
+    return (
+        count
+        if abs(float(numbers.std()) / spread - 1) < CHANCE / (2 * numbers.numel()) ** 0.5
+        else 0
+    )

@@ -1,11 +1,11 @@
 """What a check says of a kind of program that it is not about: NOT-APPLICABLE, and not UNKNOWN.
 
-UNKNOWN is for what could have been seen: more steps, a mask, a loss of torch. A program without text has no padding to
-look for, one that moves its weights by hand has no optimizer to judge, and one that trains a picture has no gradients
-in its model.
+UNKNOWN is for what could have been seen: more steps, a mask, a loss of torch. A program without
+text has no padding to look for, one that moves its weights by hand has no optimizer to judge, and
+one that trains a picture has no gradients in its model.
 
-Footgun: not to have seen a thing is not to know that it is not there. So each kind asks for what was seen of it: a call
-of the model, several steps, an optimizer that stepped.
+Footgun: not to have seen a thing is not to know that it is not there. So each kind asks for what
+was seen of it: a call of the model, several steps, an optimizer that stepped.
 """
 
 from torch import nn
@@ -38,16 +38,25 @@ def of(e: Evidence) -> dict[str, Verdict]:
     """For each check that has nothing to look at in a program of this kind, why."""
     found = {}
     if _without_text(e):
-        found |= dict.fromkeys(TEXT, not_applicable("the model is given no token ids and has no embedding"))
+        found |= dict.fromkeys(
+            TEXT, not_applicable("the model is given no token ids and has no embedding")
+        )
     if _by_hand(e):
-        found |= dict.fromkeys(STEPS, not_applicable("no optimizer of torch: the weights are moved by hand"))
+        found |= dict.fromkeys(
+            STEPS, not_applicable("no optimizer of torch: the weights are moved by hand")
+        )
     if e.stepped and e.models and e.optimized() and not e.trainable():
-        found |= dict.fromkeys(GRADIENTS, not_applicable("the optimizer trains something outside the model"))
+        found |= dict.fromkeys(
+            GRADIENTS, not_applicable("the optimizer trains something outside the model")
+        )
     return found
 
 
 def _without_text(e: Evidence) -> bool:
-    """The model was called, never with ids, and has no table of anything. A table may be one of users or of nodes."""
+    """Return the model was called, never with ids, and has no table of anything.
+
+    A table may be one of users or of nodes.
+    """
     tables = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for _, m in e.modules())
     calls = [c for c in e.forwards if c.args or c.kwargs or c.module() is not None]
     return bool(calls) and not tables and all(c.ids is None and c.labels is None for c in calls)

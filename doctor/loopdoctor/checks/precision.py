@@ -1,4 +1,5 @@
-"""Numbers of 16 bits: updates that are rounded away, gradients that vanish, scalers that refuse. N4, N15, N25, S7, B5.
+"""Numbers of 16 bits: updates that are rounded away, gradients that vanish, scalers that refuse.
+N4, N15, N25, S7, B5.
 
 Footgun: most elements of a bf16 tensor not changing in a step proves nothing; see shadow.py.
 """
@@ -22,28 +23,32 @@ USUAL, RAISED = 0.02, 0.05  # rates of Adam; one that was raised with the epsilo
 
 @check("N4")
 def rounded_away(e: Evidence) -> Fired | Verdict:
-    """Training in bf16 is slow or stands still, and a higher learning rate helps more than it should.
+    """Training in bf16 is slow or stands still, and a higher learning rate helps more than it
+    should.
 
-    Fires by the fp32 shadow: the share of the way that the same gradients lead fp32 copies is below a half (error) or
-    below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
+    Fires by the fp32 shadow: the share of the way that the same gradients lead fp32 copies is below
+    a half (error) or below 0.8 (warning). Stochastic rounding has a share near one; compensated
+    sums and master weights are recognised.
 
-    Adam's first steps have the size of the rate and arrive; later ones are about a fifth of it. So a warning also says
-    that three of four numbers will not be changed by such.
+    Adam's first steps have the size of the rate and arrive; later ones are about a fifth of it. So
+    a warning also says that three of four numbers will not be changed by such.
 
-    ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
-    are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or
-    use stochastic rounding or compensated sums.
-    WARN updates-rounded-away/soon: The weights are kept in 16 bits with no fp32 master copy: the first steps of Adam
-    still change them, and most of its later, smaller ones will be rounded away. Fix: Keep the weights in fp32 and
-    compute under autocast, or use stochastic rounding or compensated sums.
-    WARN updates-rounded-away/average: An average of the weights is kept in 16 bits and goes {rate:.2g} of the way to
-    them at each step, which is less than such numbers can tell apart: it stays near where it began. Fix: Keep the
-    average in fp32, whatever the weights are in.
+    ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32
+    master copy), whose steps are coarser than the updates: most are rounded away. Fix: Keep the
+    weights in fp32 and compute under autocast, or use stochastic rounding or compensated sums.
+    WARN updates-rounded-away/soon: The weights are kept in 16 bits with no fp32 master copy: the
+    first steps of Adam still change them, and most of its later, smaller ones will be rounded away.
+    Fix: Keep the weights in fp32 and compute under autocast, or use stochastic rounding or
+    compensated sums.
+    WARN updates-rounded-away/average: An average of the weights is kept in 16 bits and goes
+    {rate:.2g} of the way to them at each step, which is less than such numbers can tell apart: it
+    stays near where it began. Fix: Keep the average in fp32, whatever the weights are in.
     """
     if e.habits["N4 average"]:
         rate, kind = next(iter(e.habits["N4 average"].values()))
         return fires(
-            f"a tensor of {kind} that no optimizer holds is drawn to a weight by {rate:.2g} of the way",
+            f"a tensor of {kind} that no optimizer holds is drawn to a weight by {rate:.2g} of "
+            "the way",
             "an average in fp32",
             WARN,
             "updates-rounded-away/average",
@@ -57,12 +62,14 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     if share is None or not math.isfinite(share) or len(e.of(Step)) < 3:
         return unknown("too little was seen of tensors below 32 bits")
     rates = [max(s.rates) for s in e.of(Step) if s.rates]
-    rising = len(rates) > 1 and rates[-1] > 1.2 * rates[0]  # a warm-up: the later, larger steps may arrive
+    # a warm-up: the later, larger steps may arrive
+    rising = len(rates) > 1 and rates[-1] > 1.2 * rates[0]
     if share >= 0.8 and (rising or e.coarse < MOST):
         return OK
     if share >= 0.8:
         return fires(
-            f"{share:.0%} of the first updates arrive, which have the size of the rate ({max(rates):.2g}); a fifth of "
+            f"{share:.0%} of the first updates arrive, which have the size of the rate "
+            f"({max(rates):.2g}); a fifth of "
             f"it, as Adam's later ones are, would not change {e.coarse:.0%} of the numbers",
             "steps that the numbers are fine enough for",
             WARN,
@@ -74,7 +81,8 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     norms = f"; {len(stuck)} of {len(ones)} vectors looked at never changed" if ones else ""
     kinds = sorted({str(u.dtype).removeprefix("torch.") for u in low}) or ["16-bit"]
     return fires(
-        f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr {max(rates):.2g}){norms}",
+        f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr "
+        f"{max(rates):.2g}){norms}",
         "nearly 100 %, as in fp32",
         ERROR if share < 0.5 and not rising else WARN,
         kinds="/".join(kinds),
@@ -88,13 +96,14 @@ def _short(kinds: list[str]) -> str:
 
 @check("S7")
 def scaler_over_half(e: Evidence) -> Fired | Verdict:
-    """ "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
+    """Return  "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
 
-    Fires when that was raised, or fp16 parameters are trained under an enabled scaler. A frozen fp16 base is fine.
+    Fires when that was raised, or fp16 parameters are trained under an enabled scaler. A frozen
+    fp16 base is fine.
 
-    ERROR fp16-parameters-under-a-scaler: The model was cast to fp16 as a whole; a GradScaler needs fp32 parameters to
-    unscale into. Fix: Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a
-    scaler.
+    ERROR fp16-parameters-under-a-scaler: The model was cast to fp16 as a whole; a GradScaler needs
+    fp32 parameters to unscale into. Fix: Load or cast the trainable parameters to float32 and keep
+    autocast, or use bfloat16 without a scaler.
     """
     half = [n for n, p in e.trainable().items() if p.dtype == torch.float16]
     scaled = any(b.scale for b in e.of(Backward)) or any(s.enabled for s in e.of(ScalerStep))
@@ -112,15 +121,16 @@ def scaler_over_half(e: Evidence) -> Fired | Verdict:
 def underflow(e: Evidence) -> Fired | Verdict:
     """Training in fp16 learns less than it should: small gradients have become exactly zero.
 
-    Looked at when fp16 autocast or fp16 parameters are differentiated without an effective scaler. More than half of
-    the gradients' elements at zero is an error; otherwise it is a warning. A scaler made for another device switches
-    itself off and only warns.
+    Looked at when fp16 autocast or fp16 parameters are differentiated without an effective scaler.
+    More than half of the gradients' elements at zero is an error; otherwise it is a warning. A
+    scaler made for another device switches itself off and only warns.
 
-    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8 becomes zero. Fix: Use
+    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8
+    becomes zero. Fix: Use torch.amp.GradScaler(device) of the device in use around backward and
+    step, or bfloat16.
+    ERROR fp16-without-a-scaler/switched-off: The GradScaler is switched off (made for another
+    device, or enabled=False): small fp16 gradients become zero. Fix: Use
     torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
-    ERROR fp16-without-a-scaler/switched-off: The GradScaler is switched off (made for another device, or
-    enabled=False): small fp16 gradients become zero. Fix: Use torch.amp.GradScaler(device) of the device in use around
-    backward and step, or bfloat16.
     """
     half = any(c.autocast == torch.float16 for c in e.forwards)
     half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
@@ -152,11 +162,12 @@ def underflow(e: Evidence) -> Fired | Verdict:
 def never_accepts(e: Evidence) -> Fired | Verdict:
     """With a GradScaler nothing moves: it finds infinities and skips step after step.
 
-    The first skips look for the right scale. Fires when more than half of at least eight steps were skipped, and
-    still some after the fifth.
+    The first skips look for the right scale. Fires when more than half of at least eight steps were
+    skipped, and still some after the fifth.
 
-    ERROR or WARN scaler-skips-steps: The GradScaler finds NaN or inf in the gradients again and again, so the optimizer
-    does not step. Fix: Look for what is not finite in the forward pass; it is not the scale.
+    ERROR or WARN scaler-skips-steps: The GradScaler finds NaN or inf in the gradients again and
+    again, so the optimizer does not step. Fix: Look for what is not finite in the forward pass; it
+    is not the scale.
     """
     steps = [s for s in e.of(ScalerStep) if s.enabled]
     if not steps:
@@ -177,17 +188,19 @@ def never_accepts(e: Evidence) -> Fired | Verdict:
 def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
     """Weights in 16 bits turn to NaN at the first step, or those with a gradient of 0 do.
 
-    Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in that dtype the
-    epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error when weights are NaN by now.
-    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller (half of
-    them four times, where the decay is the default and the betas are not: they were given by their places); but not
-    where the rate was raised with it, to a twentieth of it or more: that is a descent with momentum.
+    Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in
+    that dtype the epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error
+    when weights are NaN by now. Also when the epsilon of Adam or AdamW is a hundredth or more, and
+    most gradients are ten times smaller (half of them four times, where the decay is the default
+    and the betas are not: they were given by their places); but not where the rate was raised with
+    it, to a twentieth of it or more: that is a descent with momentum.
 
-    ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient is 0 it divides 0
-    by 0. Fix: Keep the weights in fp32 and use autocast, or give eps=1e-4.
-    WARN epsilon-vanishes/decides: {kind} divides gradients by their own size plus eps = {eps}, which is far larger than
-    they are: updates are {times} times too small, and it hardly learns. The fourth argument of {kind} is eps, and not
-    weight_decay. Fix: {kind}(parameters, lr, betas, weight_decay={eps}), with names; eps=1e-8.
+    ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient
+    is 0 it divides 0 by 0. Fix: Keep the weights in fp32 and use autocast, or give eps=1e-4.
+    WARN epsilon-vanishes/decides: {kind} divides gradients by their own size plus eps = {eps},
+    which is far larger than they are: updates are {times} times too small, and it hardly learns.
+    The fourth argument of {kind} is eps, and not weight_decay. Fix: {kind}(parameters, lr, betas,
+    weight_decay={eps}), with names; eps=1e-8.
     """
     if not e.stepped:
         return unknown("no optimizer step was seen")
@@ -201,27 +214,36 @@ def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
             eps = group.get("eps")
             if group.get("fused") or not isinstance(eps, float):
                 continue
-            for dtype in {p.dtype for p in group["params"] if p.is_floating_point() and p.dtype.itemsize < 4}:
+            for dtype in {
+                p.dtype for p in group["params"] if p.is_floating_point() and p.dtype.itemsize < 4
+            }:
                 low = True
                 if eps > 0 and not float(torch.tensor(eps, dtype=dtype)):
                     name, info = str(dtype).removeprefix("torch."), torch.finfo(dtype)
                     return fires(
-                        f"{o.kind.__name__} has eps = {eps:g} for weights in {name}, where the smallest number is "
+                        f"{o.kind.__name__} has eps = {eps:g} for weights in {name}, where the "
+                        "smallest number is "
                         f"{info.smallest_normal * info.eps:.1g}",
                         "an epsilon that is not 0 in the dtype of the weights",
                         ERROR if spoilt(e) else WARN,
                         eps=f"{eps:g}",
                         dtype=name,
                     )
-    return OK if low else not_applicable("no optimizer of torch with an epsilon holds weights below 32 bits")
+    return (
+        OK
+        if low
+        else not_applicable("no optimizer of torch with an epsilon holds weights below 32 bits")
+    )
 
 
 def _decides(e: Evidence) -> Fired | None:
-    """An epsilon next to which the gradients of Adam are nothing."""
+    """Return an epsilon next to which the gradients of Adam are nothing."""
     for number, o in enumerate(e.optimizers):
         if o.object is None or not issubclass(o.kind, torch.optim.Adam | torch.optim.AdamW):
             continue
-        eps, rate = (max(float(group[of]) for group in o.object.param_groups) for of in ("eps", "lr"))
+        eps, rate = (
+            max(float(group[of]) for group in o.object.param_groups) for of in ("eps", "lr")
+        )
         updates = [u for step in e.of(Step, optimizer=number) for u in step.updates if u.gradient]
         sizes = sorted(u.gradient / math.prod(u.shape) ** 0.5 for u in updates)
         raised = rate > USUAL and rate >= RAISED * eps
@@ -231,13 +253,24 @@ def _decides(e: Evidence) -> Fired | None:
         if sizes[len(sizes) * 3 // 4] < eps / 10 or _by_place(o) and middle < eps / 4:
             what = f"{kind} has eps = {eps:g}, and the middle gradient is {middle:.2g}"
             fault, times = "epsilon-vanishes/decides", f"{1 + eps / middle:.0f}"
-            return fires(what, "an epsilon next to nothing", WARN, fault, kind=kind, eps=f"{eps:g}", times=times)
+            return fires(
+                what,
+                "an epsilon next to nothing",
+                WARN,
+                fault,
+                kind=kind,
+                eps=f"{eps:g}",
+                times=times,
+            )
     return None
 
 
 def _by_place(o: Optimizer) -> bool:
-    """Whether Adam looks as if its betas and its decay were given by their places: the decay, which came out as the
-    epsilon, is the default itself."""
+    """Whether Adam looks as if its betas and its decay were given by their places: the decay, which
+    came out as the epsilon, is the default itself.
+    """
     usual = signature(o.kind).parameters
-    betas, decay = ({group[of] for group in o.object.param_groups} for of in ("betas", "weight_decay"))
+    betas, decay = (
+        {group[of] for group in o.object.param_groups} for of in ("betas", "weight_decay")
+    )
     return decay == {usual["weight_decay"].default} and betas.isdisjoint({usual["betas"].default})

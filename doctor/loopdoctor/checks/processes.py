@@ -1,9 +1,10 @@
 """Several processes: N21.
 
-What the ranks have to tell each other goes through the key-value store that they met in: each rank leaves a few numbers
-there and reads those that are there already.
+What the ranks have to tell each other goes through the key-value store that they met in: each rank
+leaves a few numbers there and reads those that are there already.
 
-Footgun: never a collective here. A rank that does not take part, because it is not watched, would hang the run.
+Footgun: never a collective here. A rank that does not take part, because it is not watched, would
+hang the run.
 """
 
 import json
@@ -25,19 +26,21 @@ told = 0  # times this process has left its numbers
 
 @check("N21")
 def ranks_apart(e: Evidence) -> Fired | Verdict:
-    """Each process trains a model of its own: the loss is fine on every rank and evaluation is worse than it.
+    """Each process trains a model of its own: the loss is fine on every rank and evaluation is
+    worse than it.
 
-    Fires when the model was called with gradients while its DistributedDataParallel wrapper never was, so that
-    gradients are not averaged (a call of `.module` under no_grad is fine); or when weights that were equal on all ranks
-    went different ways. Without a wrapper this is a warning, because some average weights every few steps on purpose.
-    Shards, which differ from the start, are not compared, nor are ranks that are not watched.
+    Fires when the model was called with gradients while its DistributedDataParallel wrapper never
+    was, so that gradients are not averaged (a call of `.module` under no_grad is fine); or when
+    weights that were equal on all ranks went different ways. Without a wrapper this is a warning,
+    because some average weights every few steps on purpose. Shards, which differ from the start,
+    are not compared, nor are ranks that are not watched.
 
-    ERROR ddp-wrapper-gone-round: The forward pass goes through ddp.module and not through the DDP wrapper, so gradients
-    are never averaged (no all-reduce) and the ranks drift apart. Fix: Call the wrapper itself: ddp(...), not
-    ddp.module(...).
-    ERROR or WARN ranks-apart: The ranks drift apart: gradients are not averaged over the processes (no all-reduce), or
-    something is done on one rank only. Fix: Wrap the model in DistributedDataParallel and call the wrapper; do the same
-    to the weights on every rank.
+    ERROR ddp-wrapper-gone-round: The forward pass goes through ddp.module and not through the DDP
+    wrapper, so gradients are never averaged (no all-reduce) and the ranks drift apart. Fix: Call
+    the wrapper itself: ddp(...), not ddp.module(...).
+    ERROR or WARN ranks-apart: The ranks drift apart: gradients are not averaged over the processes
+    (no all-reduce), or something is done on one rank only. Fix: Wrap the model in
+    DistributedDataParallel and call the wrapper; do the same to the weights on every rank.
     """
     wrappers = [w for w in e.wrappers if type(w).__name__ == "DistributedDataParallel"]
     world = torch.distributed.get_world_size() if _met() else 1
@@ -47,7 +50,8 @@ def ranks_apart(e: Evidence) -> Fired | Verdict:
         return unknown("no training forward was seen")
     if any(not e.called.get(id(w)) for w in wrappers):
         return fires(
-            f"the model was called {len(e.forwards)} times with gradients, its DistributedDataParallel wrapper never",
+            f"the model was called {len(e.forwards)} times with gradients, its "
+            "DistributedDataParallel wrapper never",
             "training calls go through the wrapper",
         )
     if world < 2:
@@ -61,7 +65,9 @@ def _compared(e: Evidence, wrapped: bool, world: int) -> Fired | Verdict:
         return unknown("no weight was followed through a step")
     others = _exchange({"start": start, "steps": len(e.of(Step)), "way": way}, world)
     others = [
-        o for o in others if o["start"] == start and o["steps"] == len(e.of(Step)) and o["way"].keys() == way.keys()
+        o
+        for o in others
+        if o["start"] == start and o["steps"] == len(e.of(Step)) and o["way"].keys() == way.keys()
     ]
     if not others:
         return unknown("no other rank has left numbers that could be compared")
@@ -69,7 +75,8 @@ def _compared(e: Evidence, wrapped: bool, world: int) -> Fired | Verdict:
     if gap < APART:
         return OK
     return fires(
-        f"weights that were equal on {len(others) + 1} ranks differ by {gap:.2g} of the way they went, after "
+        f"weights that were equal on {len(others) + 1} ranks differ by {gap:.2g} of the way "
+        "they went, after "
         f"{len(e.of(Step))} steps",
         "equal weights on all ranks",
         ERROR if wrapped else WARN,
@@ -78,7 +85,9 @@ def _compared(e: Evidence, wrapped: bool, world: int) -> Fired | Verdict:
 
 
 def _state(e: Evidence) -> tuple[list[str], dict[str, list[float]]]:
-    """Of the followed trainable weights: a fingerprint of where they were, and by tensor how they went on."""
+    """Of the followed trainable weights: a fingerprint of where they were, and by tensor how they
+    went on.
+    """
     ps, start, way = e.parameters(), [], {}
     for name, (_, first) in sorted(e.first.items()):
         if name not in ps or not ps[name].requires_grad or not first.is_floating_point():
@@ -107,9 +116,14 @@ def _apart(a: list[float], b: list[float]) -> float:
 
 
 def _exchange(mine: dict, world: int) -> list[dict]:
-    """Leave these numbers for the other ranks and take theirs, waiting a moment for those that are not there yet."""
+    """Leave these numbers for the other ranks and take theirs, waiting a moment for those that are
+    not there yet.
+    """
     global told
-    store, rank = torch.distributed.distributed_c10d._get_default_store(), torch.distributed.get_rank()
+    store, rank = (
+        torch.distributed.distributed_c10d._get_default_store(),
+        torch.distributed.get_rank(),
+    )
     keys = {other: f"nblib-doctor/{told}/{other}" for other in range(world)}
     told += 1
     store.set(keys.pop(rank), json.dumps(mine))

@@ -1,7 +1,7 @@
 """How much of a model could be seen: what every check asks before it says OK of the inside.
 
-Footgun: a compiled block in a model that is otherwise open hides its own inside only. Then what is outside of it is
-seen, and silence about the rest must not read as health.
+Footgun: a compiled block in a model that is otherwise open hides its own inside only. Then what is
+outside of it is seen, and silence about the rest must not read as health.
 """
 
 import math
@@ -14,11 +14,15 @@ from loopdoctor.evidence import Clip, Evidence, Step
 from loopdoctor.finding import OK, Verdict, unknown
 
 HABIT = 2  # steps in which a thing must have been seen
-BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")
+BLIND = unknown(
+    "no step was seen function by function: fewer than three steps, or something is compiled"
+)
 
 
 def hidden(e: Evidence) -> set[int]:
-    """Ids of the modules inside compiled parts of the trained models: their calls leave no trace."""
+    """Ids of the modules inside compiled parts of the trained models: their calls leave no
+    trace.
+    """
     found: set[int] = set()
     for _, module in e.modules():
         if e.opaque or compiled(module):
@@ -28,7 +32,9 @@ def hidden(e: Evidence) -> set[int]:
 
 def compiled(module: nn.Module) -> bool:
     """Whether torch.compile was called on this module, around it or in place."""
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    )
 
 
 def spoilt(e: Evidence) -> bool:
@@ -39,7 +45,9 @@ def spoilt(e: Evidence) -> bool:
 
 
 def clipped_away(e: Evidence) -> set[int]:
-    """Rounds whose gradients were all made 0 by a clip that saw an infinite norm: it divides by it."""
+    """Return rounds whose gradients were all made 0 by a clip that saw an infinite norm: it divides
+    by it.
+    """
     infinite = {c.round for c in e.of(Clip) if c.total == math.inf}
     return {s.round for s in e.of(Step) if s.round in infinite and s.own == 0}
 

@@ -1,10 +1,13 @@
-"""The questions that are asked of what the eye sees (eye.py), one file each: what becomes of a tensor on its way.
+"""The questions that are asked of what the eye sees (eye.py), one file each: what becomes of a
+tensor on its way.
 
-A watcher is told of a call where the function is one of those with which its question begins, or where it knows
-something of a tensor that is given. It keeps what it knows of tensors in `Known`, and writes what it found into the
-evidence, by step. A check decides afterwards whether it is a fault.
+A watcher is told of a call where the function is one of those with which its question begins, or
+where it knows something of a tensor that is given. It keeps what it knows of tensors in `Known`,
+and writes what it found into the evidence, by step. A check decides afterwards whether it is a
+fault.
 
-Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbers costs time in each of three steps.
+Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbers costs time in
+each of three steps.
 """
 
 from loopdoctor.watchers.axes.axes import Axes

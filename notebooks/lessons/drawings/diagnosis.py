@@ -1,8 +1,10 @@
-"""Drawings of notebook 05: where the doctor looks into a training step, and how findings fold under their cause."""
+"""Drawings of notebook 05: where the doctor looks into a training step, and how findings fold under
+their cause.
+"""
 
 from lessons.drawings import LOSS, STORED, TRAINED, Sketch
 from loopdoctor.causes import CAUSES
-from nblib.run import show
+from nbworkbook import show
 
 FOUND = {  # what the checks of one program could find, with an independent second fault
     "S10": "S10 reentrant-checkpoint-cut",
@@ -14,15 +16,28 @@ FOUND = {  # what the checks of one program could find, with an independent seco
 
 
 def where_it_looks() -> show.Picture:
-    """A training step from left to right, and below it what the doctor notes at each place."""
+    """Return A training step from left to right, and below it what the doctor notes at each
+    place.
+    """
     sketch = Sketch(7.4, 2.9)
-    parts = {"model(ids)": "#ffffff", "loss": LOSS, "backward()": "#ffffff", "optimizer.step()": TRAINED}
+    parts = {
+        "model(ids)": "#ffffff",
+        "loss": LOSS,
+        "backward()": "#ffffff",
+        "optimizer.step()": TRAINED,
+    }
     places = [
-        sketch.box(0.95 + 1.85 * n, 2.6, name, width=1.4, fill=fill) for n, (name, fill) in enumerate(parts.items())
+        sketch.box(0.95 + 1.85 * n, 2.6, name, width=1.4, fill=fill)
+        for n, (name, fill) in enumerate(parts.items())
     ]
     for a, b in zip(places, places[1:]):
         sketch.arrow(a, b)
-    notes = ("ids, labels,\nmode, logits", "value, targets", "gradient of\neach tensor", "weights before\nand after")
+    notes = (
+        "ids, labels,\nmode, logits",
+        "value, targets",
+        "gradient of\neach tensor",
+        "weights before\nand after",
+    )
     evidence = sketch.box(2.2, 0.4, "Evidence", width=1.3, fill=STORED)
     for place, note in zip(places, notes):
         seen = sketch.box(place.x, 1.5, note, width=1.4, height=0.6, fill=STORED)
@@ -33,8 +48,10 @@ def where_it_looks() -> show.Picture:
     sketch.arrow(evidence, checks)
     sketch.arrow(checks, report, "CAUSES")
     return sketch.picture(
-        "Top row: your training step, unchanged. Dashed arrows: hooks that only read. Yellow: what they note. After "
-        "the watched steps the checks ask this evidence, and the graph of causes picks the root. Red: the loss. "
+        "Top row: your training step, unchanged. Dashed arrows: hooks that only read. Yellow: "
+        "what they note. After "
+        "the watched steps the checks ask this evidence, and the graph of causes picks the "
+        "root. Red: the loss. "
         "Blue: where weights move.",
         title="How the doctor sees",
     )
@@ -45,15 +62,25 @@ def cause_graph() -> show.Picture:
     sketch = Sketch(7.4, 2.0)
     roots = [check for check in FOUND if not any(check in CAUSES[other] for other in FOUND)]
     effects = [check for check in FOUND if check not in roots]
-    boxes = {check: sketch.box(1.4, 1.45 - n, FOUND[check], width=2.4, fill=LOSS) for n, check in enumerate(roots)}
-    boxes |= {check: sketch.box(5.8, 1.7 - 0.65 * n, FOUND[check], width=2.4) for n, check in enumerate(effects)}
+    boxes = {
+        check: sketch.box(1.4, 1.45 - n, FOUND[check], width=2.4, fill=LOSS)
+        for n, check in enumerate(roots)
+    }
+    boxes |= {
+        check: sketch.box(5.8, 1.7 - 0.65 * n, FOUND[check], width=2.4)
+        for n, check in enumerate(effects)
+    }
     for cause in roots:
         for effect in effects:
             if effect in CAUSES[cause]:
-                sketch.arrow(boxes[cause], boxes[effect], "explains" if effect == effects[0] else "")
+                sketch.arrow(
+                    boxes[cause], boxes[effect], "explains" if effect == effects[0] else ""
+                )
     return sketch.picture(
-        "Five findings of one program. Red: the roots, which no other finding explains; the report begins with "
-        "them. White: effects, folded under the cause that makes them certain. The second root has no arrow to "
+        "Five findings of one program. Red: the roots, which no other finding explains; the "
+        "report begins with "
+        "them. White: effects, folded under the cause that makes them certain. The second root "
+        "has no arrow to "
         "them, so it stays a finding of its own.",
         title="From findings to roots",
     )

@@ -1,8 +1,10 @@
-"""Drawings of notebook 01: where gradients flow in a frozen model, and what a reentrant checkpoint hides.
+"""Drawings of notebook 01: where gradients flow in a frozen model, and what a reentrant checkpoint
+hides.
 
 LoRA adds two small factors to a frozen matrix, A (r x in) and B (out x r):
 
-    y = W x + (alpha / r) B A x                                                          https://arxiv.org/abs/2106.09685
+    y = W x + (alpha / r) B A x
+    https://arxiv.org/abs/2106.09685
 
 Footgun: `silent_fault` trains two tiny models for twenty steps; the others only draw.
 """
@@ -12,7 +14,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from lessons.drawings import COMPUTED, FROZEN, LOSS, STORED, TRAINED, Box, Sketch
-from nblib.run import show
+from nbworkbook import show
 
 
 def silent_fault() -> show.Picture:
@@ -30,7 +32,11 @@ def silent_fault() -> show.Picture:
         trains = wiring.trainable(model)
         before = {n: p.detach().clone() for n, p in trains.items()}
         optimizer = torch.optim.AdamW(trains.values(), lr=1e-2)
-        left.plot(bench.quiet(bench.plain_loop, model, optimizer, partial(bench.loss_of, model), steps=20)[0])
+        left.plot(
+            bench.quiet(
+                bench.plain_loop, model, optimizer, partial(bench.loss_of, model), steps=20
+            )[0]
+        )
         moved[name] = sum(not torch.equal(p, before[n]) for n, p in trains.items())
         of = len(trains)
     left.set(xlabel="optimizer step", ylabel="training loss")
@@ -38,7 +44,8 @@ def silent_fault() -> show.Picture:
     right.set(xlabel=f"tensors that moved, of {of}", xlim=(0, of))
     return show.Picture(
         figure,
-        f"Blue: run 1, orange: run 2. Left: both losses fall. Right: {moved['run 1']} of {of} trainable tensors moved "
+        f"Blue: run 1, orange: run 2. Left: both losses fall. Right: {moved['run 1']} of {of} "
+        "trainable tensors moved "
         f"in run 1, {moved['run 2']} in run 2. Nothing was raised in either.",
         title="Two fine loss curves, one dead adapter",
     )
@@ -57,8 +64,10 @@ def lora() -> show.Picture:
     for start, end in ((x, w), (x, a), (a, b), (b, scale), (scale, plus), (w, plus), (plus, y)):
         s.arrow(start, end)
     return s.picture(
-        "A linear layer with LoRA. Grey is frozen, blue trains. A and B have few rows or columns (the rank r), so they "
-        "hold a small part of the numbers of W. B starts at zero, so training starts from the base model.",
+        "A linear layer with LoRA. Grey is frozen, blue trains. A and B have few rows or "
+        "columns (the rank r), so they "
+        "hold a small part of the numbers of W. B starts at zero, so training starts from the "
+        "base model.",
         title="LoRA: two small factors beside a frozen matrix",
     )
 
@@ -70,27 +79,34 @@ def through_frozen_layers() -> show.Picture:
     fills = [STORED, FROZEN, FROZEN, FROZEN, FROZEN, LOSS]
     at = [0.55, 1.85, 3.2, 4.5, 5.75, 6.85]
     widths = [0.9, 1.15, 0.95, 0.95, 0.9, 0.75]
-    row = [s.box(x, 1.45, name, width=w, fill=fill) for x, name, w, fill in zip(at, names, widths, fills)]
+    row = [
+        s.box(x, 1.45, name, width=w, fill=fill)
+        for x, name, w, fill in zip(at, names, widths, fills)
+    ]
     for start, end in zip(row, row[1:]):
         s.arrow(start, end)
     blue = "#1f5fa8"
     for end, start in list(zip(row, row[1:]))[2:]:  # no gradient goes below layers[0]
-        s.arrow(_shifted(start, 0, 0.12), _shifted(end, 0, 0.12), dashed=True, color=blue, bend=0.55)
+        s.arrow(
+            _shifted(start, 0, 0.12), _shifted(end, 0, 0.12), dashed=True, color=blue, bend=0.55
+        )
     for block in row[2:4]:
         factors = s.box(block.x, 0.4, "A, B", width=0.95, fill=TRAINED)
         s.arrow(_shifted(factors, -0.2, 0), _shifted(block, -0.2, 0))
         s.arrow(_shifted(block, 0.2, 0), _shifted(factors, 0.2, 0), dashed=True, color=blue)
     s.text(1.95, 1.95, "nothing below trains:\nthe gradient ends here", size=8, color=blue)
     return s.picture(
-        "Solid arrows: forward. Dashed blue arrows: gradients. Frozen layers (grey) take no gradient for their own "
-        "weights, but pass it on to what lies below. So every A and B (blue) gets one, also in the lowest block. The "
+        "Solid arrows: forward. Dashed blue arrows: gradients. Frozen layers (grey) take no "
+        "gradient for their own "
+        "weights, but pass it on to what lies below. So every A and B (blue) gets one, also in "
+        "the lowest block. The "
         "frozen embedding needs none.",
         title="Gradients flow through frozen layers",
     )
 
 
 def reentrant() -> show.Picture:
-    """A reentrant checkpoint decides by its inputs whether it belongs to the graph."""
+    """Return A reentrant checkpoint decides by its inputs whether it belongs to the graph."""
     s = Sketch(7.4, 3.1)
     for y, asks, end in ((2.3, False, "loss has\nno graph"), (0.75, True, "gradients\nreach A, B")):
         name = "embed_tokens\n+ hook" if asks else "embed_tokens"
@@ -105,13 +121,18 @@ def reentrant() -> show.Picture:
         for a, b in ((start, x), (x, inside), (inside, out), (out, loss)):
             s.arrow(a, b)
     return s.picture(
-        "For autograd a reentrant checkpoint is a closed box. Only its inputs decide whether its output needs a "
-        "gradient; weights inside do not count. Above: x comes from a frozen embedding, so A and B get none. Below: "
-        "with a hook that makes x require a gradient, they do. The non-reentrant kind is no such box.",
+        "For autograd a reentrant checkpoint is a closed box. Only its inputs decide whether "
+        "its output needs a "
+        "gradient; weights inside do not count. Above: x comes from a frozen embedding, so A "
+        "and B get none. Below: "
+        "with a hook that makes x require a gradient, they do. The non-reentrant kind is no "
+        "such box.",
         title="What a reentrant checkpoint sees",
     )
 
 
 def _shifted(box: Box, dx: float, dy: float) -> Box:
-    """The same box moved a little, so that two arrows between the same boxes lie side by side."""
+    """Return the same box moved a little, so that two arrows between the same boxes lie side by
+    side.
+    """
     return box._replace(x=box.x + dx, y=box.y + dy)

@@ -1,16 +1,20 @@
-"""Drawings of notebook 04: the two means of accumulation, what a checkpoint holds, and a rollback after a spike."""
+"""Drawings of notebook 04: the two means of accumulation, what a checkpoint holds, and a rollback
+after a spike.
+"""
 
 from matplotlib.figure import Figure
 
 from lessons.drawings import LOSS, STORED, TRAINED, Box, Sketch
-from nblib.run import show
+from nbworkbook import show
 
 COUNTS = (48, 8, 8, 8)  # supervised tokens of the micro-batches, as in the notebook
 COLORS = ("#9ec1e6", "#f4b183", "#a9d18e", "#c5a5cf")
 
 
 def two_means() -> show.Picture:
-    """The share of each micro-batch in the loss of the step, beside its share of the tokens."""
+    """Return the share of each micro-batch in the loss of the step, beside its share of the
+    tokens.
+    """
     figure = Figure(figsize=(7, 1.7), layout="constrained")
     axes = figure.add_subplot()
     tokens = sum(COUNTS)
@@ -24,7 +28,14 @@ def two_means() -> show.Picture:
         for count, share, color in zip(COUNTS, shares, COLORS):
             axes.barh(-row, share, left=left, height=0.62, color=color, edgecolor="white")
             said = f"{count} tokens" if count == max(COUNTS) else str(count)
-            axes.text(left + share / 2, -row, f"{share:.0%}" if row else said, ha="center", va="center", fontsize=9)
+            axes.text(
+                left + share / 2,
+                -row,
+                f"{share:.0%}" if row else said,
+                ha="center",
+                va="center",
+                fontsize=9,
+            )
             left += share
     axes.set(xlim=(0, 1), xticks=(), yticks=range(0, -len(bars), -1), yticklabels=list(bars))
     axes.tick_params(left=False, labelsize=9)
@@ -32,15 +43,17 @@ def two_means() -> show.Picture:
         side.set_visible(False)
     return show.Picture(
         figure,
-        "One colour per micro-batch. Top: its supervised tokens. Below: its share in the loss of the step. The mean "
-        "of means gives each micro-batch a quarter, so a token of a short answer weighs six times as much as one of "
+        "One colour per micro-batch. Top: its supervised tokens. Below: its share in the loss "
+        "of the step. The mean "
+        "of means gives each micro-batch a quarter, so a token of a short answer weighs six "
+        "times as much as one of "
         "the long answer. The token-weighted mean gives every token the same weight.",
         title="Gradient accumulation: two means of the same four micro-batches",
     )
 
 
 def checkpoint_contents() -> show.Picture:
-    """The six pieces of a checkpoint and the part of the next step that each decides."""
+    """Return the six pieces of a checkpoint and the part of the next step that each decides."""
     sketch = Sketch(7.2, 3.1)
     pieces = ("order", "position", "generators", "weights", "optimizer", "scheduler")
     stored = {
@@ -58,19 +71,24 @@ def checkpoint_contents() -> show.Picture:
     sketch.arrow(loss, step, bend=-0.2)
     sketch.text(5.15, 0.85, "backward()", size=8, color="#444")
     return sketch.picture(
-        "Yellow: what a checkpoint must hold. Each piece decides one part of the next step: order and position the "
-        "batch, generators and weights the forward pass, optimizer and scheduler the update (blue). Leave one out, "
+        "Yellow: what a checkpoint must hold. Each piece decides one part of the next step: "
+        "order and position the "
+        "batch, generators and weights the forward pass, optimizer and scheduler the update "
+        "(blue). Leave one out, "
         "and the loss (red) of a resumed run differs.",
         title="A checkpoint's contents",
     )
 
 
 def rollback_states() -> show.Picture:
-    """The states of a run on a time line: a snapshot, a spike, the way back and the way on."""
+    """Return the states of a run on a time line: a snapshot, a spike, the way back and the way
+    on.
+    """
     sketch = Sketch(7.2, 2.3)
     names = {"step 20": STORED, "step 21": TRAINED, "step 22": TRAINED, "spike": LOSS}
     states = [
-        sketch.box(1.0 + 1.5 * n, 1.3, name, width=0.9, fill=fill) for n, (name, fill) in enumerate(names.items())
+        sketch.box(1.0 + 1.5 * n, 1.3, name, width=0.9, fill=fill)
+        for n, (name, fill) in enumerate(names.items())
     ]
     for a, b in zip(states, states[1:]):
         sketch.arrow(a, b)
@@ -80,11 +98,15 @@ def rollback_states() -> show.Picture:
     sketch.text(0.42, 0.8, "clone", size=8, color="#444")
     back = Box(states[3].x, states[3].y + 0.22, 0.3, 0.0)
     sketch.arrow(back, Box(states[0].x, states[0].y + 0.22, 0.3, 0.0), dashed=True, bend=0.22)
-    sketch.text(3.25, 2.12, "weights, optimizer, scheduler, generators go back", size=8, color="#444")
+    sketch.text(
+        3.25, 2.12, "weights, optimizer, scheduler, generators go back", size=8, color="#444"
+    )
     sketch.arrow(snapshot, on, "new data, rate x 1/2")
     return sketch.picture(
-        "Time runs to the right. Yellow: a state that is kept, and its snapshot, a clone. Blue: training steps. "
-        "Red: the step whose loss jumps; it is not taken. Dashed: everything goes back to the snapshot except the "
+        "Time runs to the right. Yellow: a state that is kept, and its snapshot, a clone. "
+        "Blue: training steps. "
+        "Red: the step whose loss jumps; it is not taken. Dashed: everything goes back to the "
+        "snapshot except the "
         "data, which go on behind the bad batch.",
         title="A rollback after a spike",
     )

@@ -1,11 +1,13 @@
-"""Notebook 12: a router that picks experts, what Muon makes of a momentum, and how far a rate moves a matrix."""
+"""Notebook 12: a router that picks experts, what Muon makes of a momentum, and how far a rate moves
+a matrix.
+"""
 
 import torch
 from matplotlib.figure import Figure
 
 from lessons.drawings import COMPUTED, LOSS, TRAINED, Sketch
 from nblib.methods import muon
-from nblib.run import show
+from nbworkbook import show
 
 SIZE = 0.02  # of a fresh weight, root mean square
 RATES = {"write-up, before": 3e-4, "write-up, after": 1e-3, "this notebook": 0.02}
@@ -20,12 +22,16 @@ def steps_at_rates() -> show.Picture:
         axes.plot(rates, [_moved(rate, adjust) for rate in rates], label=adjust, linewidth=1.5)
     for (name, rate), marker in zip(RATES.items(), "osD"):
         axes.plot(rate, _moved(rate, "original"), marker, color="black", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="one step, % of the weights")
+    axes.set(
+        xscale="log", yscale="log", xlabel="learning rate", ylabel="one step, % of the weights"
+    )
     axes.grid(alpha=0.3)
     figure.legend(frameon=False, loc="outside right upper", fontsize=9)
     words = (
-        "How far one step of Muon moves a fresh matrix. The gradient is not on any axis, because its size plays no "
-        "part. The lines are the two conventions for a rate; the black marks are rates used with the first of them."
+        "How far one step of Muon moves a fresh matrix. The gradient is not on any axis, "
+        "because its size plays no "
+        "part. The lines are the two conventions for a rate; the black marks are rates used "
+        "with the first of them."
     )
     return show.Picture(figure, words, title="The rate alone decides how far Muon moves a matrix")
 
@@ -35,13 +41,25 @@ def _moved(rate: float, adjust: str) -> float:
 
 
 def router() -> show.Picture:
-    """From a token over its experts to their weighted sum, and the two losses beside the language loss."""
+    """From a token over its experts to their weighted sum, and the two losses beside the language
+    loss.
+    """
     sketch = Sketch(7.4, 3.0)
-    x, logits = sketch.box(0.55, 1.8, "x", width=0.6), sketch.box(1.75, 1.8, "router R", width=1.0, fill=TRAINED)
+    x, logits = (
+        sketch.box(0.55, 1.8, "x", width=0.6),
+        sketch.box(1.75, 1.8, "router R", width=1.0, fill=TRAINED),
+    )
     p = sketch.box(3.5, 1.8, "p = softmax\n(logits)", width=1.05, height=0.55)
     names = ("expert 0", "expert 1", "expert 2", "...", "expert E-1")
     experts = [
-        sketch.box(5.2, 2.75 - 0.47 * n, name, width=0.95, height=0.34, fill=TRAINED if n in (1, 4) else "#eef4fb")
+        sketch.box(
+            5.2,
+            2.75 - 0.47 * n,
+            name,
+            width=0.95,
+            height=0.34,
+            fill=TRAINED if n in (1, 4) else "#eef4fb",
+        )
         for n, name in enumerate(names)
     ]
     y = sketch.box(6.85, 1.8, "y", width=0.6)
@@ -61,15 +79,19 @@ def router() -> show.Picture:
     sketch.arrow(logits, z, dashed=True)
     sketch.text(2.12, 1.0, "logits", size=8)
     words = (
-        "One token x in one layer. Blue: trained. The two experts in full blue are chosen; the pale ones do not run "
-        "for this token. y is the sum of the chosen experts' outputs, each times its p. Red: the two losses of "
+        "One token x in one layer. Blue: trained. The two experts in full blue are chosen; the "
+        "pale ones do not run "
+        "for this token. y is the sum of the chosen experts' outputs, each times its p. Red: "
+        "the two losses of "
         "the router, which are added to the language loss."
     )
-    return sketch.picture(words, title="A mixture layer: a router picks k of E experts for each token")
+    return sketch.picture(
+        words, title="A mixture layer: a router picks k of E experts for each token"
+    )
 
 
 def muon_update() -> show.Picture:
-    """The momentum's three factors, and what is left of them in the update."""
+    """Return the momentum's three factors, and what is left of them in the update."""
     sketch = Sketch(7.4, 2.1)
     g, m = sketch.box(0.6, 1.2, "gradient g", width=0.95), sketch.box(2.0, 1.2, "M", width=0.6)
     factors = _factors(sketch, 3.75, ("U", "S", "Vᵀ"), COMPUTED, falling=True)
@@ -80,7 +102,8 @@ def muon_update() -> show.Picture:
     sketch.text(6.35, 0.25, "W - lr * scale * update", size=9)
     sketch.text(3.75, 0.25, "bars: singular values", size=8, color="#666")
     words = (
-        "M is the average of the gradients. Five Newton-Schulz steps (NS5) keep its directions U and V. They bring "
+        "M is the average of the gradients. Five Newton-Schulz steps (NS5) keep its directions "
+        "U and V. They bring "
         "its singular values, the blue bars, close to 1, with nothing but products of matrices."
     )
     return sketch.picture(words, title="Muon: M = U S Vᵀ becomes about U Vᵀ")

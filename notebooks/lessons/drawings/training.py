@@ -1,10 +1,12 @@
-"""Drawings of notebook 00: the test that cannot see, one training step, and what a checkpoint holds.
+"""Drawings of notebook 00: the test that cannot see, one training step, and what a checkpoint
+holds.
 
 One optimizer step with micro-batches m and the supervised tokens N_m of each:
 
     loss = (sum over m of the summed losses of m) / (sum over m of N_m)
 
-Footgun: `overfit_test` trains two small models, so it takes a second or two; the other two only draw.
+Footgun: `overfit_test` trains two small models, so it takes a second or two; the other two only
+draw.
 """
 
 from itertools import repeat
@@ -12,7 +14,7 @@ from itertools import repeat
 from matplotlib.figure import Figure
 
 from lessons.drawings import COMPUTED, LOSS, STORED, TRAINED, Box, Sketch
-from nblib.run import show
+from nbworkbook import show
 
 
 def overfit_test() -> show.Picture:
@@ -25,7 +27,8 @@ def overfit_test() -> show.Picture:
 
     words = " ".join(topics[name] for name in sorted(topics)).encode()[:128]
     ids = torch.tensor(list(words)).view(4, 32)  # bytes need no tokenizer
-    twice = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)  # the loss shifts once more
+    # the loss shifts once more
+    twice = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)
     figure = Figure(figsize=(7.0, 2.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     truth = {}
@@ -42,8 +45,10 @@ def overfit_test() -> show.Picture:
     right.set(xlabel="loss of the real next token")
     return show.Picture(
         figure,
-        "Blue: labels as they are. Orange: labels shifted twice. Left: both training losses fall to almost nothing, so "
-        "both models pass the overfit test. Right: the same models, asked for the token that really comes next. The "
+        "Blue: labels as they are. Orange: labels shifted twice. Left: both training losses "
+        "fall to almost nothing, so "
+        "both models pass the overfit test. Right: the same models, asked for the token that "
+        "really comes next. The "
         "orange one has learned to predict another token.",
         title="Two models pass the same test",
     )
@@ -74,15 +79,17 @@ def training_step() -> show.Picture:
     s.arrow(step, model)
     s.text(2.9, 1.05, "update", size=8)
     return s.picture(
-        "One optimizer step with two micro-batches. Their losses are added up and divided once, by the supervised "
-        "tokens of both. The dashed arrow is the gradient, which adds up in p.grad; it is clipped once, and the "
+        "One optimizer step with two micro-batches. Their losses are added up and divided "
+        "once, by the supervised "
+        "tokens of both. The dashed arrow is the gradient, which adds up in p.grad; it is "
+        "clipped once, and the "
         "schedule sets the rate of the one update.",
         title="One training step",
     )
 
 
 def checkpoint() -> show.Picture:
-    """The parts of a run that move, the files that keep them, and what is not kept."""
+    """Return the parts of a run that move, the files that keep them, and what is not kept."""
     s = Sketch(7.4, 3.1)
     moving = {
         "weights": "parameters that train, buffers",
@@ -97,12 +104,15 @@ def checkpoint() -> show.Picture:
     for n, (name, words) in enumerate(moving.items()):
         y, fill = 2.75 - 0.6 * n, COMPUTED if n else TRAINED
         s.box(1.6, y, f"{name}\n{words}", width=2.9, height=0.5, fill=fill)
-        s.arrow(Box(3.05, y, 0.01, 0.01), training if n else weights)  # from the middle of its right edge
+        # from the middle of its right edge
+        s.arrow(Box(3.05, y, 0.01, 0.01), training if n else weights)
     s.arrow(training, manifest, dashed=True)
     s.text(6.5, 0.86, "SHA-256", size=8)
     return s.picture(
-        "Left: everything that moves in a step. Right: the files of the folder step-00000120, which is written under "
-        "another name and then renamed. The manifest holds the hashes of both files, so that a resume notices damage. "
+        "Left: everything that moves in a step. Right: the files of the folder step-00000120, "
+        "which is written under "
+        "another name and then renamed. The manifest holds the hashes of both files, so that a "
+        "resume notices damage. "
         "Frozen parameters are not stored, only their hash.",
         title="What a checkpoint contains",
     )

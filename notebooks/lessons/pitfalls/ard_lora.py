@@ -1,12 +1,14 @@
-"""Adapters with noise: where the KL is taken, what a prior averages over, and what may be called uncertainty.
+"""Adapters with noise: where the KL is taken, what a prior averages over, and what may be called
+uncertainty.
 
-An ARD adapter draws a latent for each token and pays for it with a KL term (nblib/methods/ard.py). Its failures raise
-nothing: the loss falls, every tensor moves, and a number that people trust means something else. They are shown on a
-byte-level model, and on a regression whose answer is known because it was planted.
+An ARD adapter draws a latent for each token and pays for it with a KL term
+(nblib/methods/ard/layer.py). Its failures raise nothing: the loss falls, every tensor moves, and a
+number that people trust means something else. They are shown on a byte-level model, and on a
+regression whose answer is known because it was planted.
 
-Footgun: B starts at zero. So at first an adapter's noise does not reach the output, and the gradient of the
-cross-entropy is zero for all its other tensors. The models compared here have been trained for some steps, or were
-given random values.
+Footgun: B starts at zero. So at first an adapter's noise does not reach the output, and the
+gradient of the cross-entropy is zero for all its other tensors. The models compared here have been
+trained for some steps, or were given random values.
 """
 
 import copy
@@ -18,7 +20,6 @@ import peft
 import torch
 from torch import Tensor, nn
 
-from lessons import ard_ranks, uncertainty
 from lessons.pitfalls import WITH_PEFT, Pitfall
 from lessons.pitfalls.bench import (
     base,
@@ -35,25 +36,33 @@ from lessons.pitfalls.bench import (
 )
 from nblib import losses, wiring
 from nblib.methods import ard
+from nblib.methods.ard import ranks, uncertainty
 
 RANK, KINDS = 4, ["q_proj", "v_proj"]
 
 
 def adapted(model: nn.Module | None = None, **options) -> nn.Module:
     model = trained() if model is None else model
-    return ard.attach(model, rank=RANK, alpha=2 * RANK, targets=ard.projections(model, KINDS), **options)
+    return ard.attach(
+        model, rank=RANK, alpha=2 * RANK, targets=ard.projections(model, KINDS), **options
+    )
 
 
 # P55: an input that the adapter never sees
 
 
-LOUD = 15.0  # brings the last block's stream near the rms of 30 that models of billions of parameters have
+# brings the last block's stream near the rms of 30 that models of billions of parameters have
+LOUD = 15.0
 
 
 def loud(times: float = LOUD) -> nn.Module:
-    """The model with a residual stream `times` as large, as in deep models. Every norm divides it out again."""
+    """Return the model with a residual stream `times` as large, as in deep models.
+
+    Every norm divides it out again.
+    """
     model = trained()
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())  # the head stands after the last norm
+    # the head stands after the last norm
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight")):
@@ -83,14 +92,18 @@ def _charged(kl: Callable, logvar: str = "bounded", beta: float = 0.01, steps: i
     model, hidden_states, first = adapted(loud(), logvar=logvar), {}, {}
     for name, block in model.named_modules():
         if name.startswith("model.layers.") and name.count(".") == 2:
-            block.register_forward_pre_hook(lambda _, args, name=name: hidden_states.update({name: args[0]}))
+            block.register_forward_pre_hook(
+                lambda _, args, name=name: hidden_states.update({name: args[0]})
+            )
 
     def loss(model: nn.Module, batch: dict) -> dict:
         with ard.collect(model) as latents:
             terms = losses.causal_lm(model, batch)
         reported = kl(model, hidden_states, latents)
         first.setdefault("KL reported", float(reported.detach()) / batch["labels"].numel())
-        first.setdefault("KL of what was drawn", float(ard.kl(latents).detach()) / batch["labels"].numel())
+        first.setdefault(
+            "KL of what was drawn", float(ard.kl(latents).detach()) / batch["labels"].numel()
+        )
         return terms | {"kl": beta * reported}
 
     before = held_out_loss(model, "code")
@@ -138,7 +151,7 @@ def _priors(mean_of: Callable[[Tensor, Tensor], Tensor], *, text: float, padding
     def mean() -> float:
         return float(torch.cat([a.prior for a in ard.adapters(model).values()]).mean())
 
-    ard_ranks.estimate_priors(model, [full])
+    ranks.estimate_priors(model, [full])
     reference = mean()
     for latents, mask in ard.passes(model, [batch]):
         for name, (latent,) in latents.items():
@@ -176,12 +189,16 @@ def drawn_in_the_forward(model: nn.Module) -> nn.Module:
 
 
 def dropped_out(model: nn.Module) -> nn.Module:
-    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, target_modules=KINDS, lora_dropout=0.3))
+    return peft.get_peft_model(
+        model, peft.LoraConfig(r=RANK, target_modules=KINDS, lora_dropout=0.3)
+    )
 
 
 def noisy(attach: Callable[[nn.Module], nn.Module], checkpointing: str = "non-reentrant") -> dict:
-    """Gradients of one step with and without checkpointing, from the same noise. Checkpointing puts the generator's
-    state back before it recomputes, so noise that the forward pass draws is drawn again."""
+    """Gradients of one step with and without checkpointing, from the same noise. Checkpointing puts
+    the generator's state back before it recomputes, so noise that the forward pass draws is drawn
+    again.
+    """
     flows = []
     for mode in ("none", checkpointing):
         torch.manual_seed(0)
@@ -189,8 +206,16 @@ def noisy(attach: Callable[[nn.Module], nn.Module], checkpointing: str = "non-re
         torch.manual_seed(1)
         flows.append(flow(checkpointed(model, mode)))
     straight, recomputed = (f["gradients"] for f in flows)
-    both = {n: (g, recomputed[n]) for n, g in straight.items() if g is not None and recomputed[n] is not None}
-    alike = [float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in both.values() if a.any()]
+    both = {
+        n: (g, recomputed[n])
+        for n, g in straight.items()
+        if g is not None and recomputed[n] is not None
+    }
+    alike = [
+        float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+        for a, b in both.values()
+        if a.any()
+    ]
     return {
         "noise": "dropout 0.3" if attach is dropped_out else "MonteCLoRA",
         "drawn": "ahead, into a buffer" if attach is drawn_ahead else "in the forward pass",
@@ -223,9 +248,13 @@ class Regression(nn.Module):
 
 
 @cache
-def planted(*, seed: int = 0, deterministic: bool = False, steps: int = 600, every: int = 50) -> nn.Module:
-    """Six ranks learn a noisy map of rank three, with strengths 2, 1 and 0.5, by the evidence bound. The priors are
-    estimated anew every `every` steps. Trained once per process: read it, and change nothing in it."""
+def planted(
+    *, seed: int = 0, deterministic: bool = False, steps: int = 600, every: int = 50
+) -> nn.Module:
+    """Six ranks learn a noisy map of rank three, with strengths 2, 1 and 0.5, by the evidence
+    bound. The priors are estimated anew every `every` steps. Trained once per process: read it, and
+    change nothing in it.
+    """
     with seeded(seed):
         return _planted(deterministic, steps, every)
 
@@ -234,7 +263,11 @@ def _planted(deterministic: bool, steps: int, every: int) -> nn.Module:
     model, ids, noise = Regression(), torch.arange(512)[None], 0.1
     left, right = (torch.linalg.qr(torch.randn(n, n))[0][:, :3] for n in (12, 16))
     planted_map = left @ torch.diag(torch.tensor([2.0, 1.0, 0.5])) @ right.T
-    targets = model(ids)[0].detach() + model.inputs.weight.detach() @ planted_map.T + noise * torch.randn(512, 12)
+    targets = (
+        model(ids)[0].detach()
+        + model.inputs.weight.detach() @ planted_map.T
+        + noise * torch.randn(512, 12)
+    )
     ard.attach(model, rank=6, alpha=6, targets=[model.proj], deterministic=deterministic).train()
     adam = torch.optim.Adam(wiring.trainable(model).values(), lr=2e-2)
     for step in range(steps):
@@ -244,25 +277,27 @@ def _planted(deterministic: bool, steps: int, every: int) -> nn.Module:
         ((misfit + ard.kl(latents)) / 512).backward()
         adam.step()
         if step % every == every - 1:
-            ard_ranks.estimate_priors(model, [{"input_ids": ids}])
+            ranks.estimate_priors(model, [{"input_ids": ids}])
     return model
 
 
 def words_by_variance(adapter: ard.ARDLinear) -> list[str]:
     score = adapter.prior  # an unused rank keeps the variance it had
-    return [ard_ranks.grade(s) for s in score.tolist()]
+    return [ranks.grade(s) for s in score.tolist()]
 
 
 def words_by_signal(adapter: ard.ARDLinear) -> list[str]:
     column = (adapter.scale * adapter.lora_up.detach()).square().sum(0)  # |s B_k|^2
     score = adapter.power * column  # mean of mu_k^2 times that: what it adds
-    return [ard_ranks.grade(s) for s in (score / score.max()).tolist()]
+    return [ranks.grade(s) for s in (score / score.max()).tolist()]
 
 
 def _graded(words_of: Callable[[ard.ARDLinear], list[str]], every: int = 50) -> dict:
-    """A word for each of six ranks, of which three carry what was planted and the others hardly anything."""
+    """Return A word for each of six ranks, of which three carry what was planted and the others
+    hardly anything.
+    """
     model = planted(every=every)
-    v, signal = (ard_ranks.relevance(model, by=by)["proj"] for by in ("variance", "signal"))
+    v, signal = (ranks.relevance(model, by=by)["proj"] for by in ("variance", "signal"))
     share, words = signal / signal.max(), words_of(model.proj)
     idle = share < 0.01
     return {
@@ -298,7 +333,11 @@ def measured(predict: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, i
     confidence, guess = p.max(-1)
     nats = -p.gather(1, targets[:, None]).log()
     ece = uncertainty.ece(uncertainty.reliability(confidence, guess == targets))
-    return {"accuracy": float((guess == targets).double().mean()), "nll": float(nats.double().mean()), "ece": ece}
+    return {
+        "accuracy": float((guess == targets).double().mean()),
+        "nll": float(nats.double().mean()),
+        "ece": ece,
+    }
 
 
 @cache
@@ -333,16 +372,22 @@ PITFALLS = [
     Pitfall(
         id="P55",
         title="A KL on hidden states that the adapter never sees",
-        symptom="The KL is in the thousands, nearly every step is clipped, and the text is learned late or not at all.",
+        symptom="The KL is in the thousands, nearly every step is clipped, and the text is "
+        "learned late or not at all.",
         claim="the log-variances run away and must be clamped (the write-up on ARD-LoRA)",
-        verdict="Unbounded log-variances train well with the same weight of the KL. The KL was taken on "
-        "`hidden_states[l]`, the residual stream before the norm, but q_proj and v_proj get the stream after the norm. "
-        "In a model whose norms stand after the blocks the two are the same. In a pre-norm model the stream grows with "
+        verdict="Unbounded log-variances train well with the same weight of the KL. The KL was "
+        "taken on "
+        "`hidden_states[l]`, the residual stream before the norm, but q_proj and v_proj get "
+        "the stream after the norm. "
+        "In a model whose norms stand after the blocks the two are the same. In a pre-norm "
+        "model the stream grows with "
         f"depth, and the KL with its square. Seen on {WITH_PEFT}.",
         fix="Compute the KL in the adapter's own forward pass, on the input that it is given.",
         broken=lambda: _charged(kl_of_the_stream),
         fixed=lambda: _charged(kl_of_the_input),
-        seen=lambda facts: facts["reported / drawn"] > 10 and facts["steps clipped"] > facts["of"] / 2,
+        seen=lambda facts: (
+            facts["reported / drawn"] > 10 and facts["steps clipped"] > facts["of"] / 2
+        ),
         claimed=lambda: _charged(kl_of_the_input, "raw"),
         wrong=kl_of_the_stream,
         right=kl_of_the_input,
@@ -350,9 +395,11 @@ PITFALLS = [
     Pitfall(
         id="P56",
         title="Prior variances that count padding",
-        symptom="The same model and text look less relevant as soon as the batches have more padding.",
+        symptom="The same model and text look less relevant as soon as the batches have more "
+        "padding.",
         claim="short texts carry less information (folklore)",
-        verdict="Short rows without padding give the same variances as long rows. The sum ran over the real tokens, "
+        verdict="Short rows without padding give the same variances as long rows. The sum ran "
+        "over the real tokens, "
         f"but it was divided by all positions of the batch, padding included. Seen on {WITH_PEFT}.",
         fix="Take both the sum and the count from the attention mask.",
         broken=lambda: _priors(divided_by_the_shape, text=0.5, padding=True),
@@ -365,12 +412,17 @@ PITFALLS = [
     Pitfall(
         id="P57",
         title="Noise drawn ahead, and activation checkpointing",
-        symptom="With activation checkpointing MonteCLoRA trains without an error, but ends at other weights.",
+        symptom="With activation checkpointing MonteCLoRA trains without an error, but ends at "
+        "other weights.",
         claim="checkpointing loses the random state (folklore)",
-        verdict="Dropout under the same checkpointing has exact gradients, so the random state is put back. MonteCLoRA "
-        "takes its noise from a buffer that was filled ahead. The recomputed forward pass takes the next entries of "
-        f"the buffer, and the gradients belong to another model. Nothing is raised or warned. Seen on {WITH_PEFT}.",
-        fix="Draw in the forward pass (a buffer of one, emptied before the first step), or do without checkpointing.",
+        verdict="Dropout under the same checkpointing has exact gradients, so the random state "
+        "is put back. MonteCLoRA "
+        "takes its noise from a buffer that was filled ahead. The recomputed forward pass "
+        "takes the next entries of "
+        "the buffer, and the gradients belong to another model. Nothing is raised or warned. "
+        f"Seen on {WITH_PEFT}.",
+        fix="Draw in the forward pass (a buffer of one, emptied before the first step), or do "
+        "without checkpointing.",
         broken=lambda: noisy(drawn_ahead),
         fixed=lambda: noisy(drawn_in_the_forward),
         seen=lambda facts: facts["raised"] is None and facts["lowest cosine"] < 0.9,
@@ -383,11 +435,15 @@ PITFALLS = [
         title="Relevance read from the prior variance",
         symptom="Every rank is called High, and there is nothing to prune.",
         claim="the priors were updated too rarely (folklore)",
-        verdict="Graded by their signal, the unused ranks are called Low, with rare updates too. The prior variance "
-        "cannot tell them apart: an unused rank stays at its prior and keeps the variance it had. The variance also "
-        "depends on scale: with the latent doubled and B halved the model is the same and the variance four times as "
+        verdict="Graded by their signal, the unused ranks are called Low, with rare updates "
+        "too. The prior variance "
+        "cannot tell them apart: an unused rank stays at its prior and keeps the variance it "
+        "had. The variance also "
+        "depends on scale: with the latent doubled and B halved the model is the same and the "
+        "variance four times as "
         f"large. Seen on {WITH_PEFT}.",
-        fix="Grade what a rank adds to the output: the mean square of its latent times that of its column of B.",
+        fix="Grade what a rank adds to the output: the mean square of its latent times that of "
+        "its column of B.",
         broken=lambda: _graded(words_by_variance),
         fixed=lambda: _graded(words_by_signal),
         seen=lambda facts: facts["idle ranks called High"] > 0,
@@ -398,12 +454,16 @@ PITFALLS = [
     Pitfall(
         id="P59",
         title="Uncertainty of a point estimate",
-        symptom="Accuracy, likelihood and calibration stay the same to the last digit, however large the noise is.",
+        symptom="Accuracy, likelihood and calibration stay the same to the last digit, however "
+        "large the noise is.",
         claim="the noise is too small to matter (folklore)",
-        verdict="Even a fiftieth of the variance changes the likelihood as soon as it is drawn. In evaluation the "
-        "latent is its mean, so the log-variances are never read: what was measured is a deterministic LoRA. "
+        verdict="Even a fiftieth of the variance changes the likelihood as soon as it is "
+        "drawn. In evaluation the "
+        "latent is its mean, so the log-variances are never read: what was measured is a "
+        "deterministic LoRA. "
         f"Seen on {WITH_PEFT}.",
-        fix="In evaluation draw several times and average the probabilities. Report the point estimate beside it.",
+        fix="In evaluation draw several times and average the probabilities. Report the point "
+        "estimate beside it.",
         broken=lambda: _calibration(point_estimate),
         fixed=lambda: _calibration(mean_of_draws),
         seen=lambda facts: not facts["the noise is in the numbers"],

@@ -1,10 +1,13 @@
-"""Two modes that change tensors: autocast chooses their dtype, inference mode hides them from autograd.
+"""Two modes that change tensors: autocast chooses their dtype, inference mode hides them from
+autograd.
 
-Autocast is a list of operations per device, and the lists differ: what runs in fp32 on a card may stay in bf16 on a CPU
-(P32). Under inference mode, tensors carry no record for autograd: it may read them, but may not save them for the
-backward pass (P33). What it saves over `no_grad` is a little bookkeeping per call, which only tiny models notice.
+Autocast is a list of operations per device, and the lists differ: what runs in fp32 on a card may
+stay in bf16 on a CPU (P32). Under inference mode, tensors carry no record for autograd: it may read
+them, but may not save them for the backward pass (P33). What it saves over `no_grad` is a little
+bookkeeping per call, which only tiny models notice.
 
-Footgun: code that is right on one device can be wrong on another, and nothing raises. Assert the dtype of your loss.
+Footgun: code that is right on one device can be wrong on another, and nothing raises. Assert the
+dtype of your loss.
 """
 
 from collections.abc import Callable
@@ -41,13 +44,22 @@ def _loss_of_the_library(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
 def own_loss(end: str) -> dict:
     """Cross-entropy of each row after a bf16 product under CPU autocast, against float64.
 
-    `end`: 'by hand' leaves the dtype to autocast, 'by hand, lifted' calls .float() first, 'library' is F.cross_entropy.
+    `end`: 'by hand' leaves the dtype to autocast, 'by hand, lifted' calls .float() first, 'library'
+    is F.cross_entropy.
     """
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(512, 64, generator=generator), torch.randn(4096, 64, generator=generator) / 8
+    hidden, weight = (
+        torch.randn(512, 64, generator=generator),
+        torch.randn(4096, 64, generator=generator) / 8,
+    )
     target = torch.randint(4096, (512,), generator=generator)
-    exact = F.cross_entropy((hidden.double() @ weight.double().T), target, reduction="none")  # (512,)
-    ends = {"by hand": loss_left_to_autocast, "by hand, lifted": loss_in_fp32, "library": _loss_of_the_library}
+    # (512,)
+    exact = F.cross_entropy((hidden.double() @ weight.double().T), target, reduction="none")
+    ends = {
+        "by hand": loss_left_to_autocast,
+        "by hand, lifted": loss_in_fp32,
+        "library": _loss_of_the_library,
+    }
     rows = ends[end](hidden, weight, target)
     with torch.autocast("cpu", torch.bfloat16):
         product = str(F.linear(hidden, weight).dtype)
@@ -63,7 +75,7 @@ def own_loss(end: str) -> dict:
 
 
 def lifted(device: str = "cpu") -> list[dict]:
-    """The dtype of the result of each operation under autocast, when its input is bf16."""
+    """Return the dtype of the result of each operation under autocast, when its input is bf16."""
     x = torch.randn(8, 8, device=device, dtype=torch.bfloat16)
     classes = torch.zeros(8, dtype=torch.long, device=device)
     calls = {
@@ -80,13 +92,20 @@ def lifted(device: str = "cpu") -> list[dict]:
         "bf16 + fp32": lambda: x + x.float(),
     }
     with torch.autocast(device, torch.bfloat16):
-        return [{"operation": name, device: str(call().dtype).removeprefix("torch.")} for name, call in calls.items()]
+        return [
+            {"operation": name, device: str(call().dtype).removeprefix("torch.")}
+            for name, call in calls.items()
+        ]
 
 
 # ---------------------------------------------------------------- P33
-DOWNSTREAM = {  # what a distillation computes from the logits of the teacher (t) and student (s), and a temperature (T)
+# what a distillation computes from the logits of the teacher (t) and student (s), and a temperature
+# (T)
+DOWNSTREAM = {
     "mse(s, t)": lambda s, t, T: F.mse_loss(s, t),
-    "kl(s, softmax(t / 2))": lambda s, t, T: F.kl_div(F.log_softmax(s, -1), F.softmax(t / 2, -1), reduction="sum"),
+    "kl(s, softmax(t / 2))": lambda s, t, T: F.kl_div(
+        F.log_softmax(s, -1), F.softmax(t / 2, -1), reduction="sum"
+    ),
     "t / T, T learnable": lambda s, t, T: (t / T).sum(),
     "t * T, T learnable": lambda s, t, T: (t * T).sum(),
     "t.detach() / T": lambda s, t, T: (t.detach() / T).sum(),
@@ -112,7 +131,7 @@ def copied_logits(teacher: nn.Module, ids: Tensor, student: Tensor) -> Tensor:
 
 
 def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> torch.Tensor:
-    """A loss computed from the teacher's logits, which were computed under `mode`."""
+    """Return A loss computed from the teacher's logits, which were computed under `mode`."""
     model, ids = bench.byte_model(), bench.stream("prose")[:64].view(2, 32)
     with mode():
         teacher = model.eval()(ids).logits
@@ -123,16 +142,18 @@ def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> t
 
 
 def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> dict:
-    """That loss, forward and backward: what is raised, and where."""
+    """Return that loss, forward and backward: what is raised, and where."""
     facts = {"use": use, "under": mode.__name__}
     return facts | _raised_by(lambda: downstream(use, mode=mode, clone=clone))
 
 
 def _error_against(loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> dict:
-    """The same for a mean squared error of a student against the teacher."""
+    """Return the same for a mean squared error of a student against the teacher."""
     teacher, ids = bench.byte_model().eval(), bench.stream("prose")[:64].view(2, 32)
     student = torch.zeros(*ids.shape, bench.VOCABULARY, requires_grad=True)
-    return {"use": "mse(s, t)", "under": "inference_mode"} | _raised_by(lambda: loss(teacher, ids, student))
+    return {"use": "mse(s, t)", "under": "inference_mode"} | _raised_by(
+        lambda: loss(teacher, ids, student)
+    )
 
 
 def _raised_by(loss: Callable[[], Tensor]) -> dict:
@@ -154,7 +175,9 @@ def teacher_speed(*, hidden: int, rows: int, length: int, rounds: int = 15) -> d
         with mode():
             model(ids)
 
-    modes = {mode.__name__: partial(forward, mode) for mode in (torch.no_grad, torch.inference_mode)}
+    modes = {
+        mode.__name__: partial(forward, mode) for mode in (torch.no_grad, torch.inference_mode)
+    }
     medians = bench.medians(modes, rounds)
     facts = {"hidden": hidden, "tokens": rows * length, "no_grad in ms": 1000 * medians["no_grad"]}
     return facts | {"no_grad / inference_mode": medians["no_grad"] / medians["inference_mode"]}
@@ -168,10 +191,13 @@ PITFALLS = [
     Pitfall(
         id="P32",
         title="What autocast computes in fp32 depends on the device",
-        symptom="a loss written by hand takes few distinct values under bf16 autocast; its curve has steps",
+        symptom="a loss written by hand takes few distinct values under bf16 autocast; its "
+        "curve has steps",
         claim="the bf16 products cost the digits; sums and softmax run in fp32 anyway (write-up)",
-        verdict="The products cost little: the loss of the library, computed from the same product, is close to exact. "
-        "The loss by hand is not, because a CPU's autocast runs losses in fp32 but leaves sums, exponentials and "
+        verdict="The products cost little: the loss of the library, computed from the same "
+        "product, is close to exact. "
+        "The loss by hand is not, because a CPU's autocast runs losses in fp32 but leaves "
+        "sums, exponentials and "
         f"softmax in bf16. Seen with {VERSIONS}.",
         fix="logits.float() before a loss of your own; assert the dtype of the loss",
         broken=lambda: own_loss("by hand"),
@@ -185,9 +211,12 @@ PITFALLS = [
         id="P33",
         title="A teacher under inference mode",
         symptom="RuntimeError: Inference tensors cannot be saved for backward",
-        claim="it fails only where something learnable uses the teacher's output, a temperature say (write-up)",
-        verdict="A plain mean squared error, without a temperature, fails already in the forward pass. It fails "
-        "wherever autograd has to save the teacher's tensor. Under no_grad a learnable temperature works. Seen with "
+        claim="it fails only where something learnable uses the teacher's output, a "
+        "temperature say (write-up)",
+        verdict="A plain mean squared error, without a temperature, fails already in the "
+        "forward pass. It fails "
+        "wherever autograd has to save the teacher's tensor. Under no_grad a learnable "
+        "temperature works. Seen with "
         f"{VERSIONS}.",
         fix="torch.no_grad() for the teacher, or .clone() of the tensors it hands over",
         broken=lambda: _error_against(inference_logits),

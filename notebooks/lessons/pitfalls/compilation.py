@@ -1,12 +1,13 @@
 """Compile: what a graph captures, which faults it hides, and what breaks it.
 
-A compiled step is a different program from the eager one. Where tracing succeeds, autograd sees the graph and not the
-modules. So a fault of the modules (a reentrant checkpoint whose input requires no gradient) can disappear, and come
-back with the first graph break. All runs here use the backend aot_eager. It captures and differentiates as inductor
-does but generates no code, so a run takes seconds and shows only what the graphs do.
+A compiled step is a different program from the eager one. Where tracing succeeds, autograd sees the
+graph and not the modules. So a fault of the modules (a reentrant checkpoint whose input requires no
+gradient) can disappear, and come back with the first graph break. All runs here use the backend
+aot_eager. It captures and differentiates as inductor does but generates no code, so a run takes
+seconds and shows only what the graphs do.
 
-Footgun: dynamo stores compiled code by code object, for all models together. Without a reset between two experiments
-the second one starts with the guards of the first.
+Footgun: dynamo stores compiled code by code object, for all models together. Without a reset
+between two experiments the second one starts with the guards of the first.
 """
 
 import atexit
@@ -23,23 +24,35 @@ import torch
 from torch import Tensor, nn
 
 from lessons import compile_cache
-from lessons.each import each
 from lessons.graph_breaks import breaks
 from lessons.pitfalls import WITH_PEFT, Pitfall, Unavailable
 from lessons.pitfalls.bench import alive, flow, fresh_dynamo, inside
-from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome, tokens, whole_logits
+from lessons.pitfalls.recomputation import (
+    library_checkpointing,
+    lora,
+    outcome,
+    tokens,
+    whole_logits,
+)
+from lessons.progress import each
 from nblib import compiling, models
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
-ADAPTED = ["q_proj", "v_proj"]  # peft's own choice for most models; each adapted layer is more to trace
+# peft's own choice for most models; each adapted layer is more to trace
+ADAPTED = ["q_proj", "v_proj"]
 
 
 def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float:
-    """Largest difference over all gradients; one that is missing counts as wrong by its own size."""
-    return max(float((g - got[n]).abs().max() if got[n] is not None else g.abs().max()) for n, g in right.items())
+    """Largest difference over all gradients; one that is missing counts as wrong by its own
+    size.
+    """
+    return max(
+        float((g - got[n]).abs().max() if got[n] is not None else g.abs().max())
+        for n, g in right.items()
+    )
 
 
-# ------------------------------------------------------------------------------- P15, the hook and the full graph
+# ----------------------------------------------------------------- P15, the hook and the full graph
 
 
 def with_hook(model: nn.Module, ids: Tensor) -> Tensor:
@@ -54,7 +67,9 @@ def without_hook(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def compiled_gradients(loss: Loss, *, checkpointing: bool = False) -> dict:
-    """One step of a frozen model with adapters as a single graph, against the same step in eager mode."""
+    """One step of a frozen model with adapters as a single graph, against the same step in eager
+    mode.
+    """
     model, ids = lora(targets=ADAPTED, layers=1), tokens()
     right = flow(model, lambda: whole_logits(model, ids))["gradients"]
     if checkpointing:
@@ -75,13 +90,18 @@ def compiled_gradients(loss: Loss, *, checkpointing: bool = False) -> dict:
 P15 = Pitfall(
     id="P15",
     title="Compile does not need the input-gradient hook and fails with it",
-    symptom="torch.compile with fullgraph=True refuses the model: returning intermediate with requires_grad_()",
-    claim="with frozen embeddings torch.compile works only after enable_input_require_grads() (a lesson noted after "
+    symptom="torch.compile with fullgraph=True refuses the model: returning intermediate with "
+    "requires_grad_()",
+    claim="with frozen embeddings torch.compile works only after enable_input_require_grads() "
+    "(a lesson noted after "
     "a long run on a large card)",
-    verdict="The claim is backwards. Without the hook the frozen model is one graph with the eager gradients, with and "
-    "without checkpointing. The hook sets requires_grad inside the graph, and dynamo cannot capture that. "
+    verdict="The claim is backwards. Without the hook the frozen model is one graph with the "
+    "eager gradients, with and "
+    "without checkpointing. The hook sets requires_grad inside the graph, and dynamo cannot "
+    "capture that. "
     f"Seen on {WITH_PEFT}",
-    fix="Use no hook. If the checkpointing switch has added one, call `disable_input_require_grads()` and pass "
+    fix="Use no hook. If the checkpointing switch has added one, call "
+    "`disable_input_require_grads()` and pass "
     "`use_reentrant=False`",
     broken=lambda: compiled_gradients(with_hook),
     fixed=lambda: compiled_gradients(without_hook),
@@ -93,7 +113,7 @@ P15 = Pitfall(
 )
 
 
-# -------------------------------------------------------------------------------- P16, compile hides the fault
+# --------------------------------------------------------------------- P16, compile hides the fault
 
 
 def compiled_over_reentrant(model: nn.Module) -> Loss:
@@ -116,17 +136,27 @@ def only_compiled(model: nn.Module) -> Loss:
 
 
 def eager_and_compiled(*, reentrant: bool | None, graph_break: bool = False) -> dict:
-    """Gradients of adapters in the blocks while the head trains too: in eager mode, and compiled."""
+    """Gradients of adapters in the blocks while the head trains too: in eager mode, and
+    compiled.
+    """
     layers = 1 + graph_break  # two blocks, one of them with the break
     model, ids = lora(targets=ADAPTED, layers=layers, tie_word_embeddings=False), tokens()
     model.get_output_embeddings().requires_grad_(True)
     with fresh_dynamo():
-        step = {None: only_compiled, True: compiled_over_reentrant, False: compiled_over_non_reentrant}[reentrant](
-            model
-        )
-        facts = {"use_reentrant": reentrant, "graph break": graph_break, "eager": outcome(model, ids)}
+        step = {
+            None: only_compiled,
+            True: compiled_over_reentrant,
+            False: compiled_over_non_reentrant,
+        }[reentrant](model)
+        facts = {
+            "use_reentrant": reentrant,
+            "graph break": graph_break,
+            "eager": outcome(model, ids),
+        }
         if graph_break:
-            compiling.blocks(model)[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+            compiling.blocks(model)[0].mlp.register_forward_hook(
+                lambda *_: torch._dynamo.graph_break()
+            )
         compiled = flow(model, lambda: step(model, ids))
     return facts | {"compiled": f"{alive(compiled)} of {len(compiled['gradients'])} gradients"}
 
@@ -134,11 +164,16 @@ def eager_and_compiled(*, reentrant: bool | None, graph_break: bool = False) -> 
 P16 = Pitfall(
     id="P16",
     title="Compile hides the reentrant fault",
-    symptom="the compiled model trains; the same script in eager mode, or after one graph break, trains its head only",
-    claim="the adapters are wired wrongly, or eager mode is at fault (what comparing the two runs suggests)",
-    verdict="The fault of P01 is there, and compile hides it. In eager mode a reentrant checkpoint whose input "
-    "requires no gradient leaves the adapters without one. Dynamo replaces that checkpoint by its own, so the "
-    "compiled model trains. A graph break inside a block gives the block back to the eager code, and the "
+    symptom="the compiled model trains; the same script in eager mode, or after one graph "
+    "break, trains its head only",
+    claim="the adapters are wired wrongly, or eager mode is at fault (what comparing the two "
+    "runs suggests)",
+    verdict="The fault of P01 is there, and compile hides it. In eager mode a reentrant "
+    "checkpoint whose input "
+    "requires no gradient leaves the adapters without one. Dynamo replaces that checkpoint by "
+    "its own, so the "
+    "compiled model trains. A graph break inside a block gives the block back to the eager "
+    "code, and the "
     f"fault returns. Seen on {WITH_PEFT}",
     fix="`use_reentrant=False`, and check gradients in eager mode",
     broken=lambda: eager_and_compiled(reentrant=True),
@@ -152,7 +187,7 @@ P16 = Pitfall(
 )
 
 
-# ------------------------------------------------------------------------ P17, the prefix, and what recompiles
+# ------------------------------------------------------------- P17, the prefix, and what recompiles
 
 
 def from_the_wrapper(model: nn.Module) -> dict[str, Tensor]:
@@ -180,7 +215,9 @@ def one_step(model: nn.Module) -> None:
 
 
 def saved_and_loaded(train: Callable[[nn.Module], dict[str, Tensor]]) -> dict:
-    """What a compiled training saves, loaded into a plain model that forgives missing names."""
+    """Return what a compiled training saves, loaded into a plain model that forgives missing
+    names.
+    """
     trained, plain = (models.tiny(64, hidden=32, layers=1, seed=seed) for seed in (1, 2))
     with fresh_dynamo():
         saved = train(trained)
@@ -198,7 +235,8 @@ def saved_and_loaded(train: Callable[[nn.Module], dict[str, Tensor]]) -> dict:
 def recompiles(changes: dict[str, object]) -> list[dict]:
     """How many graphs are compiled at each change: a length, or a function of the model."""
     model, rows, before = models.tiny(64, hidden=32, layers=1), [], 0
-    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")  # what dynamo captures, and nothing behind it
+    # what dynamo captures, and nothing behind it
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     with fresh_dynamo():
         step = torch.compile(whole_logits, backend=counter)
         length = 16
@@ -220,10 +258,12 @@ P17 = Pitfall(
     title="The wrapper's prefix",
     symptom="weights saved from a compiled run load without an error, and the model talks nonsense",
     claim="compile trained a wrong model (what a good loss and a bad evaluation suggest)",
-    verdict="The training was right; not one of its tensors was loaded. torch.compile(model) returns a wrapper whose "
+    verdict="The training was right; not one of its tensors was loaded. torch.compile(model) "
+    "returns a wrapper whose "
     "state dict has _orig_mod. before every name, and strict=False accepts that no name matches. "
     f"Seen on {WITH_PEFT}",
-    fix="Use `model.compile()` or `compiling.compile_blocks`, which change the model in place, and load with "
+    fix="Use `model.compile()` or `compiling.compile_blocks`, which change the model in place, "
+    "and load with "
     "`strict=True`",
     broken=lambda: saved_and_loaded(from_the_wrapper),
     fixed=lambda: saved_and_loaded(from_the_model),
@@ -235,16 +275,16 @@ P17 = Pitfall(
 )
 
 
-# --------------------------------------------------------------------------------- P18, find the graph breaks
+# ----------------------------------------------------------------------- P18, find the graph breaks
 
 
 def read_norm(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-    """The usual monitor: a number per step."""
+    """Read the norm as the usual monitor does: a number per step."""
     NORMS.append(output.norm().item())  # .item() leaves the graph to read a number
 
 
 def keep_norm(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-    """The same monitor; the number stays a tensor, to be read once per step outside the model."""
+    """Keep the norm as a tensor, to be read once per step outside the model."""
     NORMS.append(output.detach().norm())  # read it after the step
 
 
@@ -252,7 +292,7 @@ NORMS: list = []
 
 
 def graph_breaks(monitor=None, *, adapters: bool = False) -> dict:
-    """Breaks of one forward pass, with the line of each."""
+    """Return breaks of one forward pass, with the line of each."""
     model = lora(layers=2) if adapters else models.tiny(512, hidden=32, layers=2)
     NORMS.clear()
     if monitor:
@@ -277,10 +317,13 @@ P18 = Pitfall(
     title="A number read inside the model breaks the graph",
     symptom="the compiled model is hardly faster; TORCH_LOGS shows many small graphs",
     claim="adapters cannot be compiled (said when compile disappoints after adding LoRA)",
-    verdict="The adapters add no graph break; the monitor does. An .item() in the forward pass ends the graph, and "
-    "every function around it is cut at that place too. So one number per block makes several graphs per block. "
+    verdict="The adapters add no graph break; the monitor does. An .item() in the forward pass "
+    "ends the graph, and "
+    "every function around it is cut at that place too. So one number per block makes several "
+    "graphs per block. "
     f"Seen on {WITH_PEFT}",
-    fix="Keep the number a tensor and read it after the step; `lessons.graph_breaks.breaks` names the line",
+    fix="Keep the number a tensor and read it after the step; `lessons.graph_breaks.breaks` "
+    "names the line",
     broken=lambda: graph_breaks(read_norm),
     fixed=lambda: graph_breaks(keep_norm),
     claimed=lambda: graph_breaks(adapters=True),
@@ -291,9 +334,10 @@ P18 = Pitfall(
 )
 
 
-# ------------------------------------------------------------------------------- P23, a cache cut off by a kill
+# ------------------------------------------------------------------- P23, a cache cut off by a kill
 
-# Importing torch takes seconds, so it is done once. Each run is a fork of this process, which has compiled nothing.
+# Importing torch takes seconds, so it is done once. Each run is a fork of this process, which has
+# compiled nothing.
 PROGRAM = """
 import os, signal, sys, torch
 import torch._inductor.compile_fx
@@ -311,7 +355,8 @@ def outcome():
 for cache in sys.stdin:
     if child := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print("" if code == 0 else f"killed by signal {-code}" if code < 0 else f"exit code {code}", flush=True)
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        print("" if code == 0 else ended, flush=True)
     else:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.strip()
         signal.alarm(300)  # one that hangs is killed
@@ -322,28 +367,38 @@ for cache in sys.stdin:
 
 @functools.cache
 def _forks() -> subprocess.Popen:
-    # Without vector instructions nothing is probed, and the first run takes seconds, not half a minute.
+    # Without vector instructions nothing is probed, and the first run takes seconds, not half a
+    # minute.
     environment = os.environ | {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pipes = dict(
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     forks = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, **pipes)
-    atexit.register(forks.communicate)  # closes its input: it ends, as it does if this process is killed
+    # closes its input: it ends, as it does if this process is killed
+    atexit.register(forks.communicate)
     return forks
 
 
 def run_with(cache: Path) -> str:
-    """A fresh process compiles with inductor, its cache in `cache`; 'ok' or how it ended."""
+    """Return A fresh process compiles with inductor, its cache in `cache`; 'ok' or how it ended."""
     print(cache, file=_forks().stdin, flush=True)
     return _forks().stdout.readline().strip().replace(f"{cache}/", "") or "it ended without a word"
 
 
 @functools.cache
 def _warm_cache() -> tempfile.TemporaryDirectory:
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor looks for it
+    # as inductor looks for it
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
-        raise Unavailable(f"P23 damages compiled code, so it needs a C++ compiler, and there is no {compiler} here")
+        raise Unavailable(
+            "P23 damages compiled code, so it needs a C++ compiler, and there is no "
+            f"{compiler} here"
+        )
     folder = tempfile.TemporaryDirectory(prefix="nblib-inductor-")
     if (outcome := run_with(Path(folder.name))) != "ok":
-        raise RuntimeError(f"inductor cannot compile here, so there is no cache to damage: {outcome}")
+        raise RuntimeError(
+            f"inductor cannot compile here, so there is no cache to damage: {outcome}"
+        )
     return folder
 
 
@@ -361,7 +416,7 @@ def cut_library_and_repair(cache: Path) -> None:
 
 
 def cut_pickles(cache: Path) -> None:
-    """The claim: other files of the cache, cut in the same way."""
+    """Cut other files of the cache in the same way: the claim."""
     for pickled in cache.rglob("fxgraph/*/*/*"):
         os.truncate(pickled, 0)
 
@@ -376,21 +431,33 @@ def cut_cache(cut: Callable[[Path], None]) -> dict:
         deleted = [path for path in whole if not path.exists()]
         shorter = [path for path in whole if path not in deleted and not path.stat().st_size]
         if not deleted + shorter:  # or a run that damaged nothing would count against the claim
-            raise RuntimeError("nothing in inductor's cache was cut: this version keeps it in another way")
+            raise RuntimeError(
+                "nothing in inductor's cache was cut: this version keeps it in another way"
+            )
         first = run_with(cache)
         second = "not needed" if first == "ok" else run_with(cache)
-        return {"cut": len(deleted + shorter), "deleted": len(deleted), "next run": first, "run after it": second}
+        return {
+            "cut": len(deleted + shorter),
+            "deleted": len(deleted),
+            "next run": first,
+            "run after it": second,
+        }
 
 
 P23 = Pitfall(
     id="P23",
     title="A compile cache cut off by a killed run",
-    symptom="since a run was killed, every run on this machine fails at its first compiled step: file too short",
-    claim="the installation is broken, or any file of the cache that a kill cuts short (what the message suggests)",
-    verdict="Only a library that was cut short stops later runs. The linker writes it under its final name, and later "
-    "runs only ask whether it is there, so a partial one stays. Python files and pickles are renamed into place, and a "
+    symptom="since a run was killed, every run on this machine fails at its first compiled "
+    "step: file too short",
+    claim="the installation is broken, or any file of the cache that a kill cuts short (what "
+    "the message suggests)",
+    verdict="Only a library that was cut short stops later runs. The linker writes it under "
+    "its final name, and later "
+    "runs only ask whether it is there, so a partial one stays. Python files and pickles are "
+    "renamed into place, and a "
     f"damaged pickle is noticed and made again. Seen on {WITH_PEFT}",
-    fix="`lessons.compile_cache.repair()` deletes the libraries that lack their end; nothing else is lost",
+    fix="`lessons.compile_cache.repair()` deletes the libraries that lack their end; nothing "
+    "else is lost",
     broken=lambda: cut_cache(cut_library),
     fixed=lambda: cut_cache(cut_library_and_repair),
     claimed=lambda: cut_cache(cut_pickles),

@@ -1,10 +1,12 @@
 """P42 to P45: data that is not what the model takes it for.
 
-Labels that are shifted twice or never, and an end of text that the model is never taught (P42). Packed documents that
-see each other (P43), and a first loss compared with the wrong number (P44). Workers that cost more time than they save
-(P45). None of them raises, and none keeps the training loss from falling.
+Labels that are shifted twice or never, and an end of text that the model is never taught (P42).
+Packed documents that see each other (P43), and a first loss compared with the wrong number (P44).
+Workers that cost more time than they save (P45). None of them raises, and none keeps the training
+loss from falling.
 
-Footgun: with `labels=` a transformers model shifts by itself. Labels that are shifted already are shifted twice.
+Footgun: with `labels=` a transformers model shifts by itself. Labels that are shifted already are
+shifted twice.
 """
 
 import math
@@ -28,7 +30,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 
 
-# -------------------------------------------------------------------------------------- P42 labels, shifted and masked
+# ------------------------------------------------------------------- P42 labels, shifted and masked
 class WrongLabels:
     def shifted_twice(model, ids):
         ahead = F.pad(ids[:, 1:], (0, 1), value=-100)  # the next token, at its place
@@ -50,11 +52,14 @@ class RightLabels:
         tokenizer.pad_token = "<|pad|>"  # a token of its own
 
 
-SHIFTED = (WrongLabels.never_shifted, RightLabels.shifted_once, WrongLabels.shifted_twice)  # by times
+# by times
+SHIFTED = (WrongLabels.never_shifted, RightLabels.shifted_once, WrongLabels.shifted_twice)
 
 
 def shifted(times: int, *, steps: int = 120) -> dict:
-    """Learn four rows by heart with labels shifted `times` in all; then the loss of really predicting the next byte."""
+    """Learn four rows by heart with labels shifted `times` in all; then the loss of really
+    predicting the next byte.
+    """
     ids, model = byte_rows(4, 48), byte_model(heads=4)
     loss = partial(SHIFTED[times], model, ids)
     first = float(loss().detach())
@@ -65,14 +70,18 @@ def shifted(times: int, *, steps: int = 120) -> dict:
 
 
 def collator(*, pad_is_eos: bool):
-    """A tokenizer and the stock collator, which ignores every label that equals the padding token."""
+    """Return A tokenizer and the stock collator, which ignores every label that equals the padding
+    token.
+    """
     tokenizer = text.train_tokenizer(["a b c d e f g h"], vocab_size=300)
     (WrongLabels if pad_is_eos else RightLabels).padding(tokenizer)
     return tokenizer, DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
 
 def ends(*, pad_is_eos: bool, steps: int = 100) -> dict:
-    """Teach a model to continue the alphabet from any letter up to h and stop; then count how often it stops."""
+    """Teach a model to continue the alphabet from any letter up to h and stop; then count how often
+    it stops.
+    """
     tokenizer, collate = collator(pad_is_eos=pad_is_eos)
     draw = torch.Generator().manual_seed(0)
     letters = [tokenizer.encode(c, add_special_tokens=False)[0] for c in "abcdefgh"]
@@ -96,7 +105,13 @@ def ends(*, pad_is_eos: bool, steps: int = 100) -> dict:
     )
     stopped = int((continued[:, 1:] == tokenizer.eos_token_id).any(dim=1).sum())
     after_b = tokenizer.decode(continued[1], skip_special_tokens=True)
-    return {"rows_with_eos_taught": taught, "rows": 16, "stopped": stopped, "prompts": 8, "said": after_b}
+    return {
+        "rows_with_eos_taught": taught,
+        "rows": 16,
+        "stopped": stopped,
+        "prompts": 8,
+        "said": after_b,
+    }
 
 
 def wrong_labels() -> dict:
@@ -109,11 +124,15 @@ def right_labels() -> dict:
 
 def label_faults(facts: dict) -> list[str]:
     """Cases where the reported loss is not the true one, or where the model does not stop."""
-    apart = [name for name, f in facts.items() if "true" in f and f["true"] > 4 * f["reported"] + 0.5]
-    return apart + [n for n, f in facts.items() if "stopped" in f and f["stopped"] < f["prompts"] // 2]
+    apart = [
+        name for name, f in facts.items() if "true" in f and f["true"] > 4 * f["reported"] + 0.5
+    ]
+    return apart + [
+        n for n, f in facts.items() if "stopped" in f and f["stopped"] < f["prompts"] // 2
+    ]
 
 
-# ------------------------------------------------------------------------------------ P43 documents that see each other
+# ---------------------------------------------------------------- P43 documents that see each other
 RESTART = torch.arange(16).repeat(2)[None]  # position ids that begin again with the second document
 
 
@@ -129,7 +148,9 @@ def restart_alone(model: nn.Module, row: Tensor) -> Tensor:
 
 
 def _positions_run_on(model: nn.Module, row: Tensor) -> Tensor:
-    """Only the claimed cause: positions count on through the row, while attention is cut at the border."""
+    """Only the claimed cause: positions count on through the row, while attention is cut at the
+    border.
+    """
     documents = torch.block_diag(torch.ones(16, 16), torch.ones(16, 16)).bool().tril()[None, None]
     return model(row, position_ids=torch.arange(32)[None], attention_mask=documents).logits
 
@@ -145,7 +166,7 @@ def packed(predict: Callable[[nn.Module, Tensor], Tensor]) -> dict:
     return {"moved": float((one - two).abs().max()), "spread": float(one.std())}
 
 
-# --------------------------------------------------------------------------------------------- P44 the first KD loss
+# ---------------------------------------------------------------------------- P44 the first KD loss
 def kl_by_rows(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     p = teacher_logits.softmax(-1)  # (rows, tokens, V)
     log_q = student_logits.log_softmax(-1)
@@ -159,7 +180,9 @@ def kl_by_tokens(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
 
 
 def first_kd_loss(*, flatten: bool = True) -> dict:
-    """Distil a short-trained teacher into a fresh student: the loss before any step, and what it should be."""
+    """Distil a short-trained teacher into a fresh student: the loss before any step, and what it
+    should be.
+    """
     ids = byte_rows(8, 48)
     teacher, student = byte_model(heads=4), byte_model(heads=4, seed=1)
     plain_loop(teacher, _adamw(teacher), lambda: teacher(ids, labels=ids).loss, steps=40)
@@ -181,7 +204,7 @@ def _unexpected(facts: dict) -> bool:
     return abs(facts["measured"] / facts["ln_V_minus_entropy"] - 1) > 0.15
 
 
-# ------------------------------------------------------------------------------------------------ P45 loading the data
+# ----------------------------------------------------------------------------- P45 loading the data
 class Slow(Dataset):
     """Items that wait for something outside the process, as a disk or a decoder would make them."""
 
@@ -223,7 +246,9 @@ def load_epoch(*, workers: int, seconds_per_item: float = 0.0) -> float:
 
 
 def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
-    """A loop whose step takes five milliseconds: how much of its time goes into waiting for the next batch?"""
+    """Return A loop whose step takes five milliseconds: how much of its time goes into waiting for
+    the next batch?
+    """
     waited, started = 0.0, time.perf_counter()
     batches = iter(DataLoader(Slow(byte_rows(256, 64), seconds_per_item), batch_size=16))
     while True:
@@ -235,23 +260,36 @@ def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
         time.sleep(seconds_per_step)  # a device that is busy with the step
     total = time.perf_counter() - started
     warning = guards.starved(waited, total, at_least=0.0)
-    return {"ms_per_item": 1e3 * seconds_per_item, "share_waiting": waited / total, "guard": warning or "quiet"}
+    return {
+        "ms_per_item": 1e3 * seconds_per_item,
+        "share_waiting": waited / total,
+        "guard": warning or "quiet",
+    }
 
 
 def too_many_workers() -> dict:
     data = Slow(byte_rows(256, 64), 0.0)
-    return {"workers": 2, "over_none": _seconds(lambda: epoch_with_workers(data)) / load_epoch(workers=0)}
+    return {
+        "workers": 2,
+        "over_none": _seconds(lambda: epoch_with_workers(data)) / load_epoch(workers=0),
+    }
 
 
 def slow_items() -> dict:
     """Only the claimed cause: items that are slow to make. Here workers help."""
     item = dict(seconds_per_item=2e-3)
-    return {"workers": 2, "over_none": load_epoch(workers=2, **item) / load_epoch(workers=0, **item)}
+    return {
+        "workers": 2,
+        "over_none": load_epoch(workers=2, **item) / load_epoch(workers=0, **item),
+    }
 
 
 def sliced_tensors() -> dict:
     rows = byte_rows(256, 64)
-    return {"workers": 0, "over_none": _seconds(lambda: epoch_of_slices(rows)) / load_epoch(workers=0)}
+    return {
+        "workers": 0,
+        "over_none": _seconds(lambda: epoch_of_slices(rows)) / load_epoch(workers=0),
+    }
 
 
 PITFALLS = [
@@ -260,11 +298,15 @@ PITFALLS = [
         title="Labels shifted twice or never, and padding that equals the end of text",
         symptom="the training loss is excellent and the model talks nonsense, or never stops",
         claim="",
-        verdict="Each fault passes the overfit test. A transformers model shifts labels by itself, so labels shifted "
-        "before teach it the token after the next. With a loss of your own and no shift, it learns to copy. With "
-        "padding equal to the end of text, the stock collator ignores every end of text, so nothing teaches the model "
+        verdict="Each fault passes the overfit test. A transformers model shifts labels by "
+        "itself, so labels shifted "
+        "before teach it the token after the next. With a loss of your own and no shift, it "
+        "learns to copy. With "
+        "padding equal to the end of text, the stock collator ignores every end of text, so "
+        "nothing teaches the model "
         f"to stop. Seen with {VERSIONS}.",
-        fix="labels = input_ids and one shift; a padding token of its own; look at a loss computed from the ids alone",
+        fix="labels = input_ids and one shift; a padding token of its own; look at a loss "
+        "computed from the ids alone",
         broken=wrong_labels,
         fixed=right_labels,
         seen=lambda facts: bool(label_faults(facts)),
@@ -278,8 +320,10 @@ PITFALLS = [
         title="Packed documents that see each other",
         symptom="exchanging one document of a packed row changes the predictions in the next",
         claim="the position ids count on through the row instead of beginning again",
-        verdict="Positions that count on leak nothing when attention is cut between the documents: attention is what "
-        "leaks. Transformers cuts it where the positions start again, but not when an attention mask (even of ones) "
+        verdict="Positions that count on leak nothing when attention is cut between the "
+        "documents: attention is what "
+        "leaks. Transformers cuts it where the positions start again, but not when an "
+        "attention mask (even of ones) "
         f"or a KV cache is passed too. Seen with {VERSIONS} and SDPA.",
         fix="position_ids that start again, no attention_mask, use_cache=False",
         broken=lambda: packed(restart_beside_a_mask),
@@ -295,8 +339,10 @@ PITFALLS = [
         title="The first loss is compared with the wrong number",
         symptom="the distillation loss starts tens of times too high, or simply not at ln V",
         claim="",
-        verdict="The loss is T times too large for rows of T tokens: on (rows, tokens, V), `batchmean` divides by the "
-        "rows alone. Divided by all tokens it starts near ln V minus the teacher's entropy. Only cross-entropy starts "
+        verdict="The loss is T times too large for rows of T tokens: on (rows, tokens, V), "
+        "`batchmean` divides by the "
+        "rows alone. Divided by all tokens it starts near ln V minus the teacher's entropy. "
+        "Only cross-entropy starts "
         f"at ln V. Seen with {VERSIONS}.",
         fix="flatten to (rows * tokens, V) before `batchmean`, and expect ln V - H(teacher)",
         broken=lambda: first_kd_loss(flatten=False),
@@ -311,10 +357,13 @@ PITFALLS = [
         title="Workers that cost more than they fetch",
         symptom="an epoch over a small dataset takes seconds, and more workers make it slower",
         claim="items are slow to make, so there are too few workers",
-        verdict="Workers make this epoch many times slower, because its rows are in memory: nearly all the time goes "
-        "into starting processes and passing batches between them. Where each item waits for a disk or a decoder, "
+        verdict="Workers make this epoch many times slower, because its rows are in memory: "
+        "nearly all the time goes "
+        "into starting processes and passing batches between them. Where each item waits for a "
+        "disk or a decoder, "
         f"workers do help. Seen with {VERSIONS}.",
-        fix="index tensors that fit in memory; use workers, kept alive, where items really are slow",
+        fix="index tensors that fit in memory; use workers, kept alive, where items really are "
+        "slow",
         broken=too_many_workers,
         fixed=sliced_tensors,
         claimed=slow_items,

@@ -1,11 +1,13 @@
-"""Distillation that only seems to work: temperatures that do not learn, a renormalised cache, a lost state.
+"""Distillation that only seems to work: temperatures that do not learn, a renormalised cache, a
+lost state.
 
-None of these faults raises an error. A temperature stays at a bound, a loss falls, a student predicts text, and each
-is taken for success. All of them are shown with the trained byte-level model as the teacher and a new one as the
-student. The claims are those of the write-up on spiking distillation.
+None of these faults raises an error. A temperature stays at a bound, a loss falls, a student
+predicts text, and each is taken for success. All of them are shown with the trained byte-level
+model as the teacher and a new one as the student. The claims are those of the write-up on spiking
+distillation.
 
-Footgun: a small student differs from a small teacher in few tokens. Compare the three runs with each other; how good
-any of them is says little.
+Footgun: a small student differs from a small teacher in few tokens. Compare the three runs with
+each other; how good any of them is says little.
 """
 
 import math
@@ -18,19 +20,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lessons import feature_dynamics, goose
 from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.autocast import teacher_use
-from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, quiet, stream, trained
-from lessons.temperature import Adversarial
+from lessons.pitfalls.bench import (
+    CPU,
+    LENGTH,
+    batches,
+    byte_model,
+    held_out_loss,
+    learn,
+    quiet,
+    stream,
+    trained,
+)
 from nblib import losses, models, text, train
-from nblib.methods import objective, teacher_cache
+from nblib.methods import goose
+from nblib.methods.distill import feature_dynamics, objective, teacher_cache
+from nblib.methods.distill.temperature import Adversarial
 
 ROWS = 4
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
-    """A student with random weights, and its teacher."""
+    """Return A student with random weights, and its teacher."""
     return byte_model(seed=1), models.as_teacher(trained())
 
 
@@ -80,7 +92,7 @@ class Temperature(nn.Module):
 
 
 def _hump(student: nn.Module, teacher: nn.Module) -> float:
-    """The temperature at which T^2 KL is largest, on one batch."""
+    """Return the temperature at which T^2 KL is largest, on one batch."""
     ids = next(batches())["input_ids"]
     with torch.no_grad():
         s, t = (m(ids).logits.flatten(0, 1) for m in (student, teacher))
@@ -88,12 +100,17 @@ def _hump(student: nn.Module, teacher: nn.Module) -> float:
     return max(grid, key=lambda T: float(summed_over_classes(s, t, T)))
 
 
-def climbed(rule: Callable[[Tensor], tuple[Tensor, Tensor]], start: float = 5.0, steps: int = 40) -> dict:
+def climbed(
+    rule: Callable[[Tensor], tuple[Tensor, Tensor]], start: float = 5.0, steps: int = 40
+) -> dict:
     """Minimise T^2 KL in the student and in T together."""
     student, teacher = pair()
     temperature, hump, gradients = Temperature(start, rule), _hump(student, teacher), []
     temperature.raw.register_hook(lambda gradient: gradients.append(float(gradient)))
-    optimizers = [train.adamw(student, lr=5e-3), torch.optim.Adam(temperature.parameters(), lr=0.05)]
+    optimizers = [
+        train.adamw(student, lr=5e-3),
+        torch.optim.Adam(temperature.parameters(), lr=0.05),
+    ]
     student.temperature = temperature
     loss = objective.from_teacher(teacher, temperature)
     learn(student, steps=steps, optimizers=optimizers, data=batches(rows=ROWS), loss=loss, clip=0)
@@ -112,19 +129,23 @@ def climbed(rule: Callable[[Tensor], tuple[Tensor, Tensor]], start: float = 5.0,
 
 
 def _under_inference() -> dict:
-    """A temperature without a clamp, and a teacher under inference mode."""
+    """Return A temperature without a clamp, and a teacher under inference mode."""
     facts = {"temperature": "exp(raw)", "steps": 0, "steps in which T had no gradient": 0}
     return facts | {"raised": teacher_use("t / T, T learnable")["raised"]}
 
 
 def rested(make: Callable[[nn.Module, Adversarial], list], steps: int = 30) -> dict:
-    """An adversarial temperature during its rest, while the strength of the gradient reversal is 0."""
+    """Return an adversarial temperature during its rest, while the strength of the gradient
+    reversal is 0.
+    """
     student, teacher = pair()
     student.temperature = T = Adversarial(2.0, total=4 * steps, rest=0.25)
     gradients = []
     T.raw.register_hook(lambda gradient: gradients.append(abs(float(gradient))))
     optimizers, loss = make(student, T), objective.from_teacher(teacher, T)
-    owner, group = next((o, g) for o in optimizers for g in o.param_groups if any(p is T.raw for p in g["params"]))
+    owner, group = next(
+        (o, g) for o in optimizers for g in o.param_groups if any(p is T.raw for p in g["params"])
+    )
     learn(student, steps=steps, optimizers=optimizers, data=batches(rows=ROWS), loss=loss)
     return {
         "optimizer of T": type(owner).__name__,
@@ -155,7 +176,10 @@ def without_decay(student: nn.Module, T: Adversarial) -> list[torch.optim.Optimi
 
 
 def few_labels(reduction: str, alpha: float = 0.5, steps: int = 40) -> dict:
-    """alpha KD + (1 - alpha) CE, always on the same few rows. Labels alone teach the student to know them by heart."""
+    """alpha KD + (1 - alpha) CE, always on the same few rows.
+
+    Labels alone teach the student to know them by heart.
+    """
     (taught, share), warned = quiet(by_heart, reduction, alpha, steps)
     alone = _from_the_labels(steps)
     return {
@@ -219,10 +243,12 @@ def spread(values: Tensor, indices: Tensor, tail: Tensor, prior: Tensor) -> Tens
 
 
 def _reading(stored: teacher_cache.Cache, read: Callable) -> Callable:
-    """The loss KL(p || q) at T = 1, with the p that `read` makes of the stored answers."""
+    """Return the loss KL(p || q) at T = 1, with the p that `read` makes of the stored answers."""
 
     def loss(model: nn.Module, batch: dict) -> dict:
-        values, indices, tails = (teacher_cache.widened(batch[n]).flatten(0, 1) for n in teacher_cache.KEYS[:3])
+        values, indices, tails = (
+            teacher_cache.widened(batch[n]).flatten(0, 1) for n in teacher_cache.KEYS[:3]
+        )
         logits, _ = losses.shifted_rows(model(batch["input_ids"]).logits, batch["labels"])
         log_p = read(values.float(), indices, tails.float(), stored.prior)
         kl = F.kl_div(logits.log_softmax(-1), log_p, reduction="sum", log_target=True)
@@ -232,8 +258,9 @@ def _reading(stored: teacher_cache.Cache, read: Callable) -> Callable:
 
 
 def from_a_cache(k: int, read: Callable | None = None, steps: int = 40) -> dict:
-    """Train from a cache, of all tokens or of k that are read in this way: its first loss against the true one, and
-    the held-out loss against the live teacher's."""
+    """Train from a cache, of all tokens or of k that are read in this way: its first loss against
+    the true one, and the held-out loss against the live teacher's.
+    """
     (student, teacher), rows = pair(), batches(rows=ROWS)
     options = dict(steps=steps, source={"teacher": "the byte-level model"}, k=k, machine=CPU)
     batch, first = next(batches(rows=ROWS)), byte_model(seed=1)
@@ -261,7 +288,9 @@ def from_a_cache(k: int, read: Callable | None = None, steps: int = 40) -> dict:
 
 
 def divided(x: Tensor, d: Tensor) -> Tensor:
-    """S_t = d S_(t-1) + x_t for all t at once, as the write-up has it, and again in `doubled`. (B, T, D)."""
+    """S_t = d S_(t-1) + x_t for all t at once, as the write-up has it, and again in `doubled`. (B,
+    T, D).
+    """
     powers = d ** torch.arange(x.shape[1])[:, None]  # (T, D): d^t soon falls below 1e-8
     return (x / (powers + 1e-8)).cumsum(1) * powers
 
@@ -275,8 +304,10 @@ def doubled(x: Tensor, d: Tensor) -> Tensor:
     return S
 
 
-def wrong_from(scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: int = 256) -> int | None:
-    """The first position at which the state is off by a tenth."""
+def wrong_from(
+    scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: int = 256
+) -> int | None:
+    """Return the first position at which the state is off by a tenth."""
     x, decay = torch.randn(1, length, 64), torch.full((64,), d)
     true = goose.sequential(x.double(), decay.double())
     error = (scan(x, decay).double() - true).norm(dim=-1) / true.norm(dim=-1)  # (1, T)
@@ -284,9 +315,11 @@ def wrong_from(scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: in
 
 
 def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps: int = 40) -> dict:
-    """Train the recurrent student on prose, then switch its state off. How far do its predictions change, early and
-    late in a row?"""
-    model = goose.tiny(256, hidden=hidden, layers=2, length=LENGTH, decays=(0.38, 0.38))  # the write-up's start
+    """Train the recurrent student on prose, then switch its state off. How far do its predictions
+    change, early and late in a row?
+    """
+    # the write-up's start
+    model = goose.tiny(256, hidden=hidden, layers=2, length=LENGTH, decays=(0.38, 0.38))
     layers, rows = [m for m in model.modules() if isinstance(m, goose.Recurrent)], held_out()
 
     def use(state: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -302,13 +335,17 @@ def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps:
     remembering = predictions()
     use(lambda x, d: torch.zeros_like(x))
     without = predictions()
-    changed = F.kl_div(without, remembering, reduction="none", log_target=True).sum(-1).mean(0)  # (T - 1,)
+    # (T - 1,)
+    changed = F.kl_div(without, remembering, reduction="none", log_target=True).sum(-1).mean(0)
     lost = (remembering - without).gather(-1, rows[:, 1:, None]).mean((0, 2))
     return {
         "state by": scan.__name__,
         "channels": hidden,
         "median d": float(torch.cat([layer.w for layer in layers]).detach().sigmoid().median()),
-        **{f"wrong from position, d = {d:g}": wrong_from(scan, d) for d in (0.38, 0.5, 0.73, 0.88, 0.97)},
+        **{
+            f"wrong from position, d = {d:g}": wrong_from(scan, d)
+            for d in (0.38, 0.5, 0.73, 0.88, 0.97)
+        },
         "change without the state, first 16 positions": float(changed[:16].mean()),
         "change without the state, from position 32": float(changed[32:].mean()),
         "loss won by the state, from position 32": float(lost[32:].mean()),
@@ -338,14 +375,19 @@ def cka(X: Tensor, Y: Tensor, hsic: Callable[[Tensor, Tensor], Tensor]) -> Tenso
 
 
 def _updates(model: nn.Module, ids: Tensor) -> Tensor:
-    """What the first block adds at every position, (n, D)."""
+    """Return what the first block adds at every position, (n, D)."""
     states = objective.states_of(model, {"input_ids": ids}, layers=True).layers
     return (states[1] - states[0]).flatten(0, 1)
 
 
 def dynamics(hsic: Callable[[Tensor, Tensor], Tensor], *, noise: bool, steps: int = 40) -> dict:
-    """Train a recurrent student's first block on 1 - CKA alone, with a teacher, or with noise as wide as GPT-2."""
-    student, teacher = goose.tiny(256, hidden=64, layers=2, length=LENGTH, seed=1), models.as_teacher(trained())
+    """Train a recurrent student's first block on 1 - CKA alone, with a teacher, or with noise as
+    wide as GPT-2.
+    """
+    student, teacher = (
+        goose.tiny(256, hidden=64, layers=2, length=LENGTH, seed=1),
+        models.as_teacher(trained()),
+    )
 
     def pair_of(ids: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -353,7 +395,10 @@ def dynamics(hsic: Callable[[Tensor, Tensor], Tensor], *, noise: bool, steps: in
         return _updates(student, ids), target
 
     def loss(_: nn.Module, batch: dict) -> dict:
-        return {"fdd": losses.supervised(batch["labels"]) * (1 - cka(*pair_of(batch["input_ids"]), hsic))}
+        return {
+            "fdd": losses.supervised(batch["labels"])
+            * (1 - cka(*pair_of(batch["input_ids"]), hsic))
+        }
 
     records = learn(student, steps=steps, data=batches(rows=ROWS), loss=loss, clip=0)
     curve = [record["fdd"] for record in records]
@@ -375,13 +420,19 @@ PITFALLS = [
     Pitfall(
         id="P66",
         title="A temperature that climbs to its clamp and stays",
-        symptom="The learnable temperature reads 10.0 and stays there, with a regulariser or without.",
-        claim="inference mode of the teacher breaks learnable temperatures (the write-up on spiking distillation)",
-        verdict="Inference mode raises an error in the first step, so nothing can climb under it. T^2 KL first rises "
-        "and then falls in T. Minimised from above its maximum, T climbs without end; from below, T falls. Beyond a "
-        "clamp the gradient is exactly zero, and so is that of a regulariser that reads the clamped T. "
+        symptom="The learnable temperature reads 10.0 and stays there, with a regulariser or "
+        "without.",
+        claim="inference mode of the teacher breaks learnable temperatures (the write-up on "
+        "spiking distillation)",
+        verdict="Inference mode raises an error in the first step, so nothing can climb under "
+        "it. T^2 KL first rises "
+        "and then falls in T. Minimised from above its maximum, T climbs without end; from "
+        "below, T falls. Beyond a "
+        "clamp the gradient is exactly zero, and so is that of a regulariser that reads the "
+        "clamped T. "
         f"Seen on {VERSIONS}.",
-        fix="A prior in log space on the raw parameter and no clamp (temperature.Learned), or a fixed number.",
+        fix="A prior in log space on the raw parameter and no clamp (temperature.Learned), or "
+        "a fixed number.",
         broken=lambda: climbed(clamped),
         fixed=lambda: climbed(held_by_a_prior),
         seen=lambda facts: facts["steps in which T had no gradient"] > 0.2 * facts["steps"],
@@ -392,12 +443,17 @@ PITFALLS = [
     Pitfall(
         id="P67",
         title="Weight decay mistaken for learning",
-        symptom="While the gradient reversal still has strength 0, the temperature already moves, a little each step.",
-        claim="the temperature learns freely until the reversal begins (the write-up on spiking distillation)",
-        verdict="Weight decay moved it: without decay T does not change by one bit. At strength 0 the gradient of T is "
-        "multiplied by zero. But AdamW pulled the raw parameter towards zero, which moves T towards the middle of its "
+        symptom="While the gradient reversal still has strength 0, the temperature already "
+        "moves, a little each step.",
+        claim="the temperature learns freely until the reversal begins (the write-up on "
+        "spiking distillation)",
+        verdict="Weight decay moved it: without decay T does not change by one bit. At "
+        "strength 0 the gradient of T is "
+        "multiplied by zero. But AdamW pulled the raw parameter towards zero, which moves T "
+        "towards the middle of its "
         f"range. Seen on {VERSIONS}.",
-        fix="Give T an optimizer or a group of its own, without weight decay: temperature.optimizer().",
+        fix="Give T an optimizer or a group of its own, without weight decay: "
+        "temperature.optimizer().",
         broken=lambda: rested(one_optimizer),
         fixed=lambda: rested(one_of_its_own),
         seen=lambda facts: facts["moved by"] > 1e-5 and facts["largest gradient of T"] == 0,
@@ -408,10 +464,13 @@ PITFALLS = [
     Pitfall(
         id="P68",
         title="A KL divergence averaged over the vocabulary",
-        symptom="Adding the teacher changes little: the student ends near where the labels alone take it.",
+        symptom="Adding the teacher changes little: the student ends near where the labels "
+        "alone take it.",
         claim="the weight of the distillation is too small (folklore)",
-        verdict="Less than half of the weight still teaches. `kl_div` with reduction='mean' divides by tokens and by "
-        "classes. So the term counts only 1 / V of what its weight says, with V the vocabulary. torch warns of it "
+        verdict="Less than half of the weight still teaches. `kl_div` with reduction='mean' "
+        "divides by tokens and by "
+        "classes. So the term counts only 1 / V of what its weight says, with V the "
+        "vocabulary. torch warns of it "
         f"once. Seen on {VERSIONS}.",
         fix="Flatten to (tokens, classes) and use reduction='batchmean', or sum over the classes.",
         broken=lambda: few_labels("mean"),
@@ -425,10 +484,13 @@ PITFALLS = [
     Pitfall(
         id="P69",
         title="A top-k cache that was renormalised",
-        symptom="The student learns its targets, but is far worse on text than one taught by the live teacher.",
+        symptom="The student learns its targets, but is far worse on text than one taught by "
+        "the live teacher.",
         claim="the other tokens have no mass, so it must be the cache's half precision (folklore)",
-        verdict="The whole distribution in half precision teaches like the live teacher. Renormalised, the k stored "
-        "tokens take the mass of all others, so the student learns that the others are impossible. The loss is wrong "
+        verdict="The whole distribution in half precision teaches like the live teacher. "
+        "Renormalised, the k stored "
+        "tokens take the mass of all others, so the student learns that the others are "
+        "impossible. The loss is wrong "
         f"from the first batch on, and so is what the student learns. Seen on {VERSIONS}.",
         fix="Keep the mass of the others and use it: tail='drawn' or 'spread' of the same cache.",
         broken=lambda: from_a_cache(8, renormalise),
@@ -441,13 +503,19 @@ PITFALLS = [
     Pitfall(
         id="P70",
         title="A recurrence divided by its decays",
-        symptom="Beyond the start of a row the recurrent student predicts the same when its state is switched off.",
-        claim="capacity is the bottleneck, a wider student will use it (the write-up on spiking distillation)",
-        verdict="A student of half the width, with the right state, uses it to the end of the row. The parallel form "
-        "divides by d^t + 1e-8 and multiplies by d^t. Once d^t is below 1e-8 the state fades to zero, with what was "
-        "read just before. The smaller the decay d, the sooner, so short tests and decays near 1 pass. "
+        symptom="Beyond the start of a row the recurrent student predicts the same when its "
+        "state is switched off.",
+        claim="capacity is the bottleneck, a wider student will use it (the write-up on "
+        "spiking distillation)",
+        verdict="A student of half the width, with the right state, uses it to the end of the "
+        "row. The parallel form "
+        "divides by d^t + 1e-8 and multiplies by d^t. Once d^t is below 1e-8 the state fades "
+        "to zero, with what was "
+        "read just before. The smaller the decay d, the sooner, so short tests and decays near "
+        "1 pass. "
         f"Seen on {VERSIONS}.",
-        fix="A scan without division (goose.scan), and a test against the sequential form at full length.",
+        fix="A scan without division (goose.scan), and a test against the sequential form at "
+        "full length.",
         broken=lambda: remembers(divided),
         fixed=lambda: remembers(doubled),
         seen=lambda facts: facts["change without the state, from position 32"] < 1e-3,
@@ -458,16 +526,24 @@ PITFALLS = [
     Pitfall(
         id="P71",
         title="A similarity of independent states",
-        symptom="The feature loss starts well below 1 and falls; on many tokens the layers have nothing in common.",
-        claim="a feature loss that falls means layers that align (the write-up on spiking distillation)",
-        verdict="The loss falls with noise in the teacher's place. The usual CKA of independent states is far above "
-        "zero when there are few tokens, because each token is compared with itself too. It rises with the number of "
-        "directions that the states fill, so the student spreads its states. The debiased CKA falls only where there "
+        symptom="The feature loss starts well below 1 and falls; on many tokens the layers "
+        "have nothing in common.",
+        claim="a feature loss that falls means layers that align (the write-up on spiking "
+        "distillation)",
+        verdict="The loss falls with noise in the teacher's place. The usual CKA of "
+        "independent states is far above "
+        "zero when there are few tokens, because each token is compared with itself too. It "
+        "rises with the number of "
+        "directions that the states fill, so the student spreads its states. The debiased CKA "
+        "falls only where there "
         f"is something to align with. Seen on {VERSIONS}.",
-        fix="The debiased estimator (feature_dynamics.cka), and feature_dynamics.floor beside every similarity.",
+        fix="The debiased estimator (feature_dynamics.cka), and feature_dynamics.floor beside "
+        "every similarity.",
         broken=lambda: dynamics(with_the_diagonal, noise=True),
         fixed=lambda: dynamics(without_the_diagonal, noise=True),
-        seen=lambda facts: facts["fell by"] > 0.04 and facts["similarity on many held-out tokens"] < 0.05,
+        seen=lambda facts: (
+            facts["fell by"] > 0.04 and facts["similarity on many held-out tokens"] < 0.05
+        ),
         claimed=lambda: dynamics(without_the_diagonal, noise=False),
         wrong=with_the_diagonal,
         right=without_the_diagonal,

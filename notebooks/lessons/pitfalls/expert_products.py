@@ -1,15 +1,18 @@
 """P72: a mixture of experts that autocast does not reach.
 
-Autocast is a list of operations. `F.linear` is on it, the grouped product that multiplies all experts at once is not.
-transformers casts the inputs of that product up to the dtype of the weights. Beside fp32 weights, which is what one has
-under autocast, the experts run in fp32, forward and backward. They are most of a mixture's work.
+Autocast is a list of operations. `F.linear` is on it, the grouped product that multiplies all
+experts at once is not. transformers casts the inputs of that product up to the dtype of the
+weights. Beside fp32 weights, which is what one has under autocast, the experts run in fp32, forward
+and backward. They are most of a mixture's work.
 
-Here one training step runs under bf16 autocast of the CPU, and `Products` counts, below autograd, in which dtype each
-matrix product ran and how many multiply-adds it took. The product inside attention is not among them.
+Here one training step runs under bf16 autocast of the CPU, and `Products` counts, below autograd,
+in which dtype each matrix product ran and how many multiply-adds it took. The product inside
+attention is not among them.
 
-What cannot be measured here is what it costs on a card. There, a grouped product in fp32 misses the tensor cores, and
-it fetches the sizes of the groups first, which makes the host wait (P73). `nblib.models` puts the mended lines in the
-place of the library's for a card, when it is imported, and leaves a CPU as it is.
+What cannot be measured here is what it costs on a card. There, a grouped product in fp32 misses the
+tensor cores, and it fetches the sizes of the groups first, which makes the host wait (P73).
+`nblib.models` puts the mended lines in the place of the library's for a card, when it is imported,
+and leaves a CPU as it is.
 
 Footgun: the output of a layer does not tell. It is cast back to the dtype that came in.
 """
@@ -29,7 +32,8 @@ from lessons.pitfalls.bench import byte_model, byte_rows, mean_loss
 from nblib.methods import moe
 
 aten = torch.ops.aten
-FACTORS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten._grouped_mm: 0}  # where the first of the two factors stands
+# where the first of the two factors stands
+FACTORS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten._grouped_mm: 0}
 
 
 class Products(TorchDispatchMode):
@@ -45,7 +49,8 @@ class Products(TorchDispatchMode):
         if packet in FACTORS:
             first, second = args[FACTORS[packet] :][:2]
             self.grouped[first.dtype] += packet is aten._grouped_mm
-            self.work[first.dtype] += first.numel() * second.shape[-1]  # (M, K) x (K, N), K in groups or not
+            # (M, K) x (K, N), K in groups or not
+            self.work[first.dtype] += first.numel() * second.shape[-1]
         return op(*args, **(kwargs or {}))
 
 
@@ -70,7 +75,10 @@ def _router_in_fp32(model: nn.Module) -> None:
 
 
 def computed(product: Callable | None, *, exact_router: bool = False) -> dict:
-    """A forward and a backward pass under bf16 autocast, in which dtype. None: the product as it is installed."""
+    """Return A forward and a backward pass under bf16 autocast, in which dtype.
+
+    None: the product as it is installed.
+    """
     model = byte_model(family="qwen3_moe", moe_intermediate_size=128)
     if exact_router:
         _router_in_fp32(model)
@@ -91,13 +99,18 @@ PITFALLS = [
     Pitfall(
         id="P72",
         title="The mixture that ran in fp32",
-        symptom="A mixture is many times slower than its active parameters say, and bf16 autocast gains nothing.",
+        symptom="A mixture is many times slower than its active parameters say, and bf16 "
+        "autocast gains nothing.",
         claim="the router is slow: it is computed in fp32 (folklore)",
-        verdict="With the router in fp32 alone, nearly all of the work is in bf16. The experts are the work. "
-        "Autocast has no rule for their grouped product, and transformers casts its inputs up to the fp32 weights, so "
-        "forward and backward of every expert run in fp32. Autocast is on all the while: the other products are in "
+        verdict="With the router in fp32 alone, nearly all of the work is in bf16. The experts "
+        "are the work. "
+        "Autocast has no rule for their grouped product, and transformers casts its inputs up "
+        "to the fp32 weights, so "
+        "forward and backward of every expert run in fp32. Autocast is on all the while: the "
+        "other products are in "
         f"bf16. How much slower that is on a card was not measured here. Seen on {VERSIONS}.",
-        fix="Cast inputs and weights to the autocast dtype before the product. `nblib.models` does so on a card. Count "
+        fix="Cast inputs and weights to the autocast dtype before the product. `nblib.models` "
+        "does so on a card. Count "
         "the products by dtype once, before a long run.",
         broken=lambda: computed(up_to_the_weights),
         claimed=lambda: computed(down_to_autocast, exact_router=True),

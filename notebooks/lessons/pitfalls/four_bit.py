@@ -1,11 +1,13 @@
-"""Adapters over quantised weights: which tensors can train, which are packed, and what rounding does to a gradient.
+"""Adapters over quantised weights: which tensors can train, which are packed, and what rounding
+does to a gradient.
 
-A 4-bit weight is stored as a column of bytes, with its scales beside it. Bytes cannot require a gradient and need none:
-the factors beside the weight train, in floating point, and the gradient flows through the dequantised product. So the
-order is always: quantise, prepare, attach. The weights here are real NF4 by bitsandbytes, which runs on a CPU too.
+A 4-bit weight is stored as a column of bytes, with its scales beside it. Bytes cannot require a
+gradient and need none: the factors beside the weight train, in floating point, and the gradient
+flows through the dequantised product. So the order is always: quantise, prepare, attach. The
+weights here are real NF4 by bitsandbytes, which runs on a CPU too.
 
-Footgun: a packed weight is a matrix of one column. A search for adapters by shape (two axes, one of them small) finds
-the packed base weights first.
+Footgun: a packed weight is a matrix of one column. A search for adapters by shape (two axes, one of
+them small) finds the packed base weights first.
 """
 
 import copy
@@ -39,18 +41,23 @@ from nblib.models import keep_differentiable
 
 
 def nf4() -> nn.Module:
-    """The tiny model with its linear layers in 4 bits, made as for every QLoRA: saved, then loaded quantised."""
+    """Return the tiny model with its linear layers in 4 bits, made as for every QLoRA: saved, then
+    loaded quantised.
+    """
     with tempfile.TemporaryDirectory() as folder:
         base(hidden=64).save_pretrained(folder)  # bitsandbytes packs blocks of 64
         model = quiet(models.load, folder, four_bit=True)[0].train()
     for m in model.modules():
-        if isinstance(m, bnb.nn.Linear4bit):  # our loader forbids the repacking; here it is allowed again
+        # our loader forbids the repacking; here it is allowed again
+        if isinstance(m, bnb.nn.Linear4bit):
             m.support_avx512bf16_for_cpu = has_avx512bf16()
     return model
 
 
 def one_evaluation(keep: bool) -> dict:
-    """The gradients of a 4-bit LoRA model before and after one evaluation, on this machine."""
+    """Return the gradients of a 4-bit LoRA model before and after one evaluation, on this
+    machine.
+    """
     model = wake(attach(nf4()))
     repacks = any(getattr(m, "support_avx512bf16_for_cpu", False) for m in model.modules())
     if keep:
@@ -59,7 +66,10 @@ def one_evaluation(keep: bool) -> dict:
     with torch.no_grad():
         loss_of(model.eval())
     after = flow(model.train())["gradients"]
-    alike = [float(torch.cosine_similarity(after[n].flatten(), g.flatten(), dim=0)) for n, g in before.items()]
+    alike = [
+        float(torch.cosine_similarity(after[n].flatten(), g.flatten(), dim=0))
+        for n, g in before.items()
+    ]
     return {
         "this machine repacks": repacks,
         "kept differentiable": keep,
@@ -94,12 +104,21 @@ def _prepared(order: Callable[[nn.Module], nn.Module]) -> dict:
     model = nf4()
     with seeded():
         model = quiet(order, model)[0]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)  # as most loops make it
-    return {"order": order.__name__.replace("_", " ")} | fit(model, steps=5, optimizer=optimizer) | sentence(model)
+    # as most loops make it
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    return (
+        {"order": order.__name__.replace("_", " ")}
+        | fit(model, steps=5, optimizer=optimizer)
+        | sentence(model)
+    )
 
 
 def _silent_and_still(facts: dict) -> bool:
-    return facts["of"] == 0 and facts["tensors that moved"] == 0 and facts["first loss"] == facts["last loss"]
+    return (
+        facts["of"] == 0
+        and facts["tensors that moved"] == 0
+        and facts["first loss"] == facts["last loss"]
+    )
 
 
 # P09: gradients on packed weights
@@ -138,9 +157,15 @@ def ask(select: Callable[[str, nn.Parameter], bool]) -> dict:
 
 
 def _asked(train: Callable[[nn.Module], None]) -> dict:
-    """What `train` raised on a frozen 4-bit LoRA model, and which tensors require a gradient after it."""
+    """Return what `train` raised on a frozen 4-bit LoRA model, and which tensors require a gradient
+    after it.
+    """
     model, facts = attach(nf4()).requires_grad_(False), {"raised": None, "at": None}
-    packed = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if not p.is_floating_point()]
+    packed = [
+        f"{n} {tuple(p.shape)} {p.dtype}"
+        for n, p in model.named_parameters()
+        if not p.is_floating_point()
+    ]
     try:
         train(model)
     except RuntimeError as error:
@@ -155,13 +180,15 @@ def _asked(train: Callable[[nn.Module], None]) -> dict:
 
 
 def messages() -> list[dict]:
-    """What each way of asking a packed or byte tensor for a gradient answers."""
+    """Return what each way of asking a packed or byte tensor for a gradient answers."""
     packed = next(m for m in nf4().modules() if isinstance(m, bnb.nn.Linear4bit)).weight
     ways = {
         "p.requires_grad = True": lambda: setattr(packed, "requires_grad", True),
         "p.requires_grad_(True)": lambda: packed.requires_grad_(True),
         "nn.Parameter(bytes)": lambda: nn.Parameter(packed.data.clone()),
-        "Params4bit(w, requires_grad=True)": lambda: bnb.nn.Params4bit(torch.randn(64, 64), True).to("cpu"),
+        "Params4bit(w, requires_grad=True)": lambda: bnb.nn.Params4bit(
+            torch.randn(64, 64), True
+        ).to("cpu"),
         "nn.Parameter(float8)": lambda: nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn)),
     }
     return [{"asked": name, "answer": _answer(way)} for name, way in ways.items()]
@@ -196,14 +223,19 @@ def quantise_then_attach(model: nn.Module) -> nn.Module:
 
 
 def packed(linear: nn.Linear) -> nn.Module:
-    """The layer with its weight in NF4."""
+    """Return the layer with its weight in NF4."""
     new = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, quant_type="nf4")
-    new.weight = bnb.nn.Params4bit(linear.weight.data.clone(), requires_grad=False, quant_type="nf4")
+    new.weight = bnb.nn.Params4bit(
+        linear.weight.data.clone(), requires_grad=False, quant_type="nf4"
+    )
     return new.to("cpu")
 
 
 def walk(model: nn.Module) -> nn.Module:
-    """Quantise every nn.Linear there is. Once adapters are attached, peft's factors are nn.Linear too."""
+    """Quantise every nn.Linear there is.
+
+    Once adapters are attached, peft's factors are nn.Linear too.
+    """
     linear = {name: m for name, m in wiring.select(model).items() if type(m) is nn.Linear}
     wiring.swap(model, lambda _, m: packed(m), linear)
     return model
@@ -227,12 +259,22 @@ def _ordered(order: Callable[[nn.Module], nn.Module]) -> dict:
 
 
 def _state(model: nn.Module) -> dict:
-    """How many factors can train (floating point, on a real device), and whether the model trains."""
+    """How many factors can train (floating point, on a real device), and whether the model
+    trains.
+    """
     factors = {n: p for n, p in model.named_parameters() if _factor(n, p)}
     kinds = sorted({f"{p.dtype} on {p.device}".replace("torch.", "") for p in factors.values()})
-    whole = [p for p in factors.values() if p.is_floating_point() and p.device.type != "meta" and p.requires_grad]
+    whole = [
+        p
+        for p in factors.values()
+        if p.is_floating_point() and p.device.type != "meta" and p.requires_grad
+    ]
     trial = quiet(_try, model)[0]
-    return {"factors that can train": len(whole), "factors kept as": ", ".join(kinds) or "no parameters", **trial}
+    return {
+        "factors that can train": len(whole),
+        "factors kept as": ", ".join(kinds) or "no parameters",
+        **trial,
+    }
 
 
 def _try(model: nn.Module) -> dict:
@@ -240,7 +282,10 @@ def _try(model: nn.Module) -> dict:
         canary = wiring.canary(model, lambda: loss_of(model))
         return {"alive": canary.alive, "canary": canary.sentence}
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        return {"alive": False, "canary": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        return {
+            "alive": False,
+            "canary": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        }
 
 
 def ways() -> list[dict]:
@@ -271,7 +316,9 @@ def rounded_straight_through(x: Tensor, bits: int) -> Tensor:
 
 
 class Rounded(LowRank):
-    """A low-rank adapter beside a frozen branch that sees its input rounded to a few bits, row by row."""
+    """A low-rank adapter beside a frozen branch that sees its input rounded to a few bits, row by
+    row.
+    """
 
     rounding: Callable[[Tensor, int], Tensor]
     bits = 8
@@ -287,7 +334,10 @@ def _rounded(rounding: Callable[[Tensor, int], Tensor], bits: int = 8) -> dict:
         if isinstance(m, LowRank):
             m.__class__, m.bits, m.rounding = Rounded, bits, rounding
     true, got = flow(plain)["gradients"], flow(model)["gradients"]
-    alike = {n: float(torch.cosine_similarity(got[n].flatten(), g.flatten(), dim=0)) for n, g in true.items()}
+    alike = {
+        n: float(torch.cosine_similarity(got[n].flatten(), g.flatten(), dim=0))
+        for n, g in true.items()
+    }
     by_layer = [min(c for n, c in alike.items() if f"layers.{i}." in n) for i in range(LAYERS)]
     return {
         "bits": bits,
@@ -305,8 +355,10 @@ PITFALLS = [
         title="Prepared for 4 bits after the adapters were attached",
         symptom="QLoRA runs without an error, and no digit of the loss changes.",
         claim="gradients cannot pass 4-bit weights, or not on a CPU (folklore)",
-        verdict="NF4 with adapters trains, on a CPU too. prepare_model_for_kbit_training freezes every parameter it "
-        "finds. Called last, it freezes the adapters as well. It also adds a hook that gives the loss a graph, so "
+        verdict="NF4 with adapters trains, on a CPU too. prepare_model_for_kbit_training "
+        "freezes every parameter it "
+        "finds. Called last, it freezes the adapters as well. It also adds a hook that gives "
+        "the loss a graph, so "
         f"backward raises nothing although nothing trains. Seen on {WITH_BNB}.",
         fix="Quantise, prepare, attach, in that order; assert that something trains.",
         broken=lambda: _prepared(prepare_last),
@@ -322,8 +374,10 @@ PITFALLS = [
         title="Asking a packed weight for a gradient",
         symptom="only Tensors of floating point dtype can require gradients",
         claim="bitsandbytes quantised the LoRA factors themselves (the write-up on ARD-LoRA)",
-        verdict="No factor was quantised: asking the factors alone for gradients is accepted. The loop searched for "
-        "adapters by shape. It found a packed base weight, a column of bytes, and took it for a factor. "
+        verdict="No factor was quantised: asking the factors alone for gradients is accepted. "
+        "The loop searched for "
+        "adapters by shape. It found a packed base weight, a column of bytes, and took it for "
+        "a factor. "
         f"Seen on {WITH_BNB}.",
         fix="Find the factors by the module that holds them, not by name or shape.",
         broken=lambda: _asked(train_what_is_thin),
@@ -338,8 +392,10 @@ PITFALLS = [
         title="Factors that really are quantised",
         symptom="After quantising there is nothing left to train.",
         claim="",
-        verdict="The factors themselves were packed. peft's factors are nn.Linear, so every loop over nn.Linear that "
-        "runs after attaching quantises them too. Other quantisers leave them on the meta device, or remove them from "
+        verdict="The factors themselves were packed. peft's factors are nn.Linear, so every "
+        "loop over nn.Linear that "
+        "runs after attaching quantises them too. Other quantisers leave them on the meta "
+        "device, or remove them from "
         f"the parameters. Seen on {WITH_BNB}.",
         fix="Quantise first and attach after; assert that every factor is floating point.",
         broken=lambda: _ordered(attach_then_quantise),
@@ -354,10 +410,13 @@ PITFALLS = [
         title="Rounding without a straight-through estimator",
         symptom="Quantisation-aware training learns, but worse than it should.",
         claim="so few bits are too coarse (folklore)",
-        verdict="Half the bits with a straight-through estimator keep the direction of the gradient; all bits without "
-        "one do not. The slope of rounding is zero, so what is left of the gradient flows through the scale alone. "
+        verdict="Half the bits with a straight-through estimator keep the direction of the "
+        "gradient; all bits without "
+        "one do not. The slope of rounding is zero, so what is left of the gradient flows "
+        "through the scale alone. "
         f"Every tensor still moves, so the canary finds nothing. Seen on {WITH_BNB}.",
-        fix="x + (round(x) - x).detach(), and one comparison with the gradients of the unrounded model.",
+        fix="x + (round(x) - x).detach(), and one comparison with the gradients of the "
+        "unrounded model.",
         broken=lambda: _rounded(rounded),
         fixed=lambda: _rounded(rounded_straight_through),
         seen=lambda facts: facts["lowest cosine"] < 0.8,

@@ -1,16 +1,19 @@
-"""Gradients that do not arrive: what stops them, what is only blamed for it, and what merely looks like it.
+"""Gradients that do not arrive: what stops them, what is only blamed for it, and what merely looks
+like it.
 
-An adapted model has few parts: a frozen embedding at the bottom, blocks that may be recomputed in backward, two small
-factors beside every linear layer, and a loss at the top. The reentrant kind of checkpointing looks only at the inputs
-of a block to decide whether its output belongs to the graph; the weights inside do not count. So if nothing below the
-blocks requires a gradient, the blocks drop out of the graph. That is an error if nothing trains above them. If
-something does, nothing is raised.
+An adapted model has few parts: a frozen embedding at the bottom, blocks that may be recomputed in
+backward, two small factors beside every linear layer, and a loss at the top. The reentrant kind of
+checkpointing looks only at the inputs of a block to decide whether its output belongs to the graph;
+the weights inside do not count. So if nothing below the blocks requires a gradient, the blocks drop
+out of the graph. That is an error if nothing trains above them. If something does, nothing is
+raised.
 
 The switch is `model.activation_checkpointing_enable`; before transformers 5 its name was
-`gradient_checkpointing_enable`. It now also adds a hook that makes the embedding's output require a gradient. The
-broken runs take that hook out, which is how transformers 4 left the model.
+`gradient_checkpointing_enable`. It now also adds a hook that makes the embedding's output require a
+gradient. The broken runs take that hook out, which is how transformers 4 left the model.
 
-Footgun: the loss curve shows none of this. Ask every trainable tensor whether it moved (`wiring.canary`).
+Footgun: the loss curve shows none of this. Ask every trainable tensor whether it moved
+(`wiring.canary`).
 """
 
 import copy
@@ -79,7 +82,9 @@ def _put_together(put: Callable[[nn.Module], nn.Module]) -> dict:
 
 
 def matrix() -> list[dict]:
-    """Every checkpointing x hook x adapter x family, each against its own model without checkpointing."""
+    """Every checkpointing x hook x adapter x family, each against its own model without
+    checkpointing.
+    """
     cells = []
     for family in ("qwen3", "llama"):
         for adapter in ADAPTER:
@@ -87,25 +92,44 @@ def matrix() -> list[dict]:
             for mode in CHECKPOINTING:
                 for hook in HOOK:
                     model = wired(mode, hook, adapter=adapter, family=family)
-                    cell = {"family": family, "adapter": adapter, "checkpointing": mode, "hook": hook}
+                    cell = {
+                        "family": family,
+                        "adapter": adapter,
+                        "checkpointing": mode,
+                        "hook": hook,
+                    }
                     cells.append(cell | compare(model, reference))
     return cells
 
 
 def layer_norms(flowed: dict) -> list[list[float]]:
-    """Gradient norm by layer and kind of linear layer, NaN where there was none: the picture of a heat map."""
+    """Gradient norm by layer and kind of linear layer, NaN where there was none: the picture of a
+    heat map.
+    """
     kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def norm(layer: int, kind: str) -> float:
-        parts = [g for n, g in flowed["gradients"].items() if f"layers.{layer}." in n and f".{kind}." in n]
+        parts = [
+            g
+            for n, g in flowed["gradients"].items()
+            if f"layers.{layer}." in n and f".{kind}." in n
+        ]
         arrived = [g for g in parts if g is not None]
-        return float(torch.stack([g.square().sum() for g in arrived]).sum().sqrt()) if arrived else float("nan")
+        return (
+            float(torch.stack([g.square().sum() for g in arrived]).sum().sqrt())
+            if arrived
+            else float("nan")
+        )
 
     return [[norm(layer, kind) for kind in kinds] for layer in range(LAYERS)]
 
 
 def _gradients_missing(facts: dict) -> bool:
-    return bool(facts["raised"]) or facts["tensors with a gradient"] < facts["of"] or facts["largest difference"] > 1e-6
+    return (
+        bool(facts["raised"])
+        or facts["tensors with a gradient"] < facts["of"]
+        or facts["largest difference"] > 1e-6
+    )
 
 
 # P02: something above the blocks trains, so nothing is raised
@@ -126,7 +150,7 @@ def head_over_non_reentrant(model: nn.Module) -> None:
 
 
 def _with_head(put: Callable[[nn.Module], None], lr: float = 1e-2) -> dict:
-    """The head trains too, as for new tokens; the adapters sit below it, in the blocks."""
+    """Return the head trains too, as for new tokens; the adapters sit below it, in the blocks."""
     model = wake(attach(base(tie_word_embeddings=False)))
     put(model)
     canary = sentence(model.train())
@@ -141,7 +165,9 @@ def _learns_without_its_adapters(facts: dict) -> bool:
 
 
 def order_of(order: str) -> dict:
-    """Reentrant, the hook as the library sets it: the only wiring in which order could count at all."""
+    """Reentrant, the hook as the library sets it: the only wiring in which order could count at
+    all.
+    """
     model = wired("reentrant", order=order)
     return compare(model, flow(wired())) | sentence(model)
 
@@ -157,7 +183,9 @@ def embedding_first(model: nn.Module, new: nn.Embedding) -> None:
 
 
 def _new_embedding(put: Callable[[nn.Module, nn.Embedding], None]) -> dict:
-    """Give the model another embedding (a new vocabulary, a wrapper) before or after checkpointing is switched on."""
+    """Give the model another embedding (a new vocabulary, a wrapper) before or after checkpointing
+    is switched on.
+    """
     model = attach(base(), ADAPTER[1])
     reference = flow(wake(copy.deepcopy(model)))
     put(model, copy.deepcopy(model.get_input_embeddings()))
@@ -206,8 +234,12 @@ def judged_after_a_step(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _zeros(judged: Callable[[nn.Module], dict[str, Tensor]], *, steps: int = 0, woken: bool = False) -> dict:
-    """How many adapter tensors have a gradient of exactly zero; `steps` says how many steps `judged` takes first."""
+def _zeros(
+    judged: Callable[[nn.Module], dict[str, Tensor]], *, steps: int = 0, woken: bool = False
+) -> dict:
+    """How many adapter tensors have a gradient of exactly zero; `steps` says how many steps
+    `judged` takes first.
+    """
     model = attach(base())
     if woken:
         wake(model)
@@ -240,14 +272,18 @@ def mended(model: nn.Module) -> Callable[[], Tensor]:
 
 
 def hook_asked_for(model: nn.Module) -> Callable[[], Tensor]:
-    """The reentrant kind with its hook: the loss has its parameters, and no anchor is needed."""
+    """Return the reentrant kind with its hook: the loss has its parameters, and no anchor is
+    needed.
+    """
     model.activation_checkpointing_enable({"use_reentrant": True})
     model.enable_input_require_grads()
     return lambda: loss_of(model)
 
 
 def _anchor(put: Callable[[nn.Module], Callable[[], Tensor]]) -> dict:
-    """Backward on the loss that `put` makes, and an optimizer step; then what an anchor does to other weights."""
+    """Backward on the loss that `put` makes, and an optimizer step; then what an anchor does to
+    other weights.
+    """
     model = wake(attach(base())).train()
     loss, params = put(model), wiring.trainable(model)
     flowed = flow(model, loss)
@@ -271,10 +307,16 @@ def _passes_and_trains_nothing(facts: dict) -> bool:
 
 
 def term_gradients(terms: dict[str, Tensor], params: list[Tensor]) -> dict[str, float]:
-    """The norm of each term's own gradient, 0 where it has none: the check to make before training."""
+    """Return the norm of each term's own gradient, 0 where it has none: the check to make before
+    training.
+    """
     norms = {}
     for name, term in terms.items():
-        own = torch.autograd.grad(term, params, retain_graph=True, allow_unused=True) if term.requires_grad else ()
+        own = (
+            torch.autograd.grad(term, params, retain_graph=True, allow_unused=True)
+            if term.requires_grad
+            else ()
+        )
         norms[name] = float(sum(g.square().sum() for g in own if g is not None)) ** 0.5
     return norms
 
@@ -292,8 +334,11 @@ def scored_with_graph(model: nn.Module, ids: Tensor, target: Tensor) -> Tensor:
     return kl.sum(-1).mean()
 
 
-def two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Callable = lambda **terms: None) -> dict:
-    """Cross-entropy and distillation; the helper that computes the second one may be written for evaluation.
+def two_terms(
+    detached: bool, weight: float = 1.0, steps: int = 40, declare: Callable = lambda **terms: None
+) -> dict:
+    """Cross-entropy and distillation; the helper that computes the second one may be written for
+    evaluation.
 
     `declare` gets the terms of each step, as the doctor's `report.terms` wants them.
     """
@@ -317,7 +362,9 @@ def two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Cal
         return sum(now.values())
 
     gradients = term_gradients(terms(), params)
-    sums = plain_loop(model, torch.optim.AdamW(params, lr=3e-3, weight_decay=0.0), loss, steps=steps)
+    sums = plain_loop(
+        model, torch.optim.AdamW(params, lr=3e-3, weight_decay=0.0), loss, steps=steps
+    )
     return {
         "first sum": sums[0],
         "last sum": sums[-1],
@@ -337,11 +384,15 @@ PITFALLS = [
         id="P01",
         title="Frozen embeddings and reentrant checkpointing",
         symptom="element 0 of tensors does not require grad and does not have a grad_fn",
-        claim="frozen embeddings break the gradient flow to the adapters (a repository's notes on its H100 runs)",
-        verdict="Frozen embeddings alone change no gradient, not even in the last bit. The reentrant kind of "
-        "checkpointing needs an input that requires a gradient; above a frozen embedding there is none, unless a hook "
+        claim="frozen embeddings break the gradient flow to the adapters (a repository's notes "
+        "on its H100 runs)",
+        verdict="Frozen embeddings alone change no gradient, not even in the last bit. The "
+        "reentrant kind of "
+        "checkpointing needs an input that requires a gradient; above a frozen embedding there "
+        "is none, unless a hook "
         f"makes one. The defaults of transformers 5 avoid this. Seen on {WITH_PEFT}.",
-        fix="`use_reentrant=False`. The hook (`enable_input_require_grads`) helps too, but computes a gradient that "
+        fix="`use_reentrant=False`. The hook (`enable_input_require_grads`) helps too, but "
+        "computes a gradient that "
         "nobody uses.",
         broken=lambda: _put_together(reentrant),
         fixed=lambda: _put_together(non_reentrant),
@@ -354,13 +405,17 @@ PITFALLS = [
     Pitfall(
         id="P02",
         title="The loss falls, but the adapters do not train",
-        symptom="Training looks fine and the loss falls, but the result is hardly better than the base model.",
+        symptom="Training looks fine and the loss falls, but the result is hardly better than "
+        "the base model.",
         claim="the adapters' learning rate is too small (folklore)",
-        verdict="The learning rate is not the cause: one ten thousand times smaller still moves every tensor. The "
-        "fault is that of P01, hidden by a trainable head above the blocks. The head gives the loss a graph and learns "
+        verdict="The learning rate is not the cause: one ten thousand times smaller still "
+        "moves every tensor. The "
+        "fault is that of P01, hidden by a trainable head above the blocks. The head gives the "
+        "loss a graph and learns "
         "alone; on the training batch that is almost as good as training everything. "
         f"Seen on {WITH_PEFT}.",
-        fix="`use_reentrant=False`, and a test that every trainable tensor moves. A falling loss is no such test.",
+        fix="`use_reentrant=False`, and a test that every trainable tensor moves. A falling "
+        "loss is no such test.",
         broken=lambda: _with_head(head_over_reentrant),
         fixed=lambda: _with_head(head_over_non_reentrant),
         seen=_learns_without_its_adapters,
@@ -372,10 +427,14 @@ PITFALLS = [
     Pitfall(
         id="P03",
         title="Checkpointing before the adapters, or after",
-        symptom="element 0 of tensors does not require grad, after two lines of the set-up were swapped",
-        claim="checkpointing must be enabled after the adapters are attached (a write-up of a 7B fine-tune)",
-        verdict="Both orders give the same gradients as no checkpointing, to the last bit, with the reentrant kind "
-        "too. Another order matters: a new embedding must come before checkpointing. Replacing the embedding later "
+        symptom="element 0 of tensors does not require grad, after two lines of the set-up "
+        "were swapped",
+        claim="checkpointing must be enabled after the adapters are attached (a write-up of a "
+        "7B fine-tune)",
+        verdict="Both orders give the same gradients as no checkpointing, to the last bit, "
+        "with the reentrant kind "
+        "too. Another order matters: a new embedding must come before checkpointing. Replacing "
+        "the embedding later "
         f"removes the hook with the old one. Seen on {WITH_PEFT}.",
         fix="`use_reentrant=False` makes every order right; otherwise replace the embedding first.",
         broken=lambda: _new_embedding(embedding_last),
@@ -390,8 +449,10 @@ PITFALLS = [
         id="P04",
         title="Both low-rank factors start at zero",
         symptom="The validation loss is flat from the first step to the last.",
-        claim="the learning rate, or the weights of the objective (a repository's notes on its H100 runs)",
-        verdict="No learning rate can move two factors that are both zero. The gradient of each is a product with the "
+        claim="the learning rate, or the weights of the objective (a repository's notes on its "
+        "H100 runs)",
+        verdict="No learning rate can move two factors that are both zero. The gradient of "
+        "each is a product with the "
         f"other one. If only one factor is zero, as in LoRA, both train. Seen on {WITH_PEFT}.",
         fix="Set one factor to zero and the other to random values, or take both from an SVD.",
         broken=lambda: zeroed(both=True),
@@ -407,8 +468,10 @@ PITFALLS = [
         title="Gradients that are exactly zero, and healthy",
         symptom="My gradient check reports half of the adapter as dead.",
         claim="the frozen weights below cut the path to lora_A (folklore)",
-        verdict="Nothing is cut. lora_B starts at zero, so the first gradient of lora_A is zero; one step later it is "
-        f"not. With a random lora_B above the same frozen weights no gradient is zero. Seen on {WITH_PEFT}.",
+        verdict="Nothing is cut. lora_B starts at zero, so the first gradient of lora_A is "
+        "zero; one step later it is "
+        "not. With a random lora_B above the same frozen weights no gradient is zero. Seen on "
+        f"{WITH_PEFT}.",
         fix="Check after two steps, as the canary does.",
         broken=lambda: _zeros(judged_at_once),
         fixed=lambda: _zeros(judged_after_a_step, steps=1),
@@ -420,10 +483,14 @@ PITFALLS = [
     Pitfall(
         id="P12",
         title="Anchoring the loss with p.sum() * 0",
-        symptom="The grad_fn error is gone since I added the parameters to the loss. Nothing trains.",
-        claim="the loss had lost its parameters, and a term of value zero ties them to it (a fine-tuning repository)",
-        verdict="The anchor removes the message and keeps the fault: every gradient is zero. Backward now has a path, "
-        "but only through the zeros. One infinite weight makes such an anchor NaN, and so do many fp16 weights. "
+        symptom="The grad_fn error is gone since I added the parameters to the loss. Nothing "
+        "trains.",
+        claim="the loss had lost its parameters, and a term of value zero ties them to it (a "
+        "fine-tuning repository)",
+        verdict="The anchor removes the message and keeps the fault: every gradient is zero. "
+        "Backward now has a path, "
+        "but only through the zeros. One infinite weight makes such an anchor NaN, and so do "
+        "many fp16 weights. "
         f"With the hook and without an anchor everything trains. Seen on {WITH_PEFT}.",
         fix="Remove the anchor, read the error, and repair the graph.",
         broken=lambda: _anchor(anchored),
@@ -439,8 +506,10 @@ PITFALLS = [
         title="A term of the loss outside the graph",
         symptom="The total falls, but the distillation term stays where it was.",
         claim="the weight of the term is too small (folklore)",
-        verdict="The weight is not the cause: at a third of it, a term with a graph still falls. Here the term is "
-        "computed under no_grad, so it is only a number. The sum hides this, because its other part has a graph. "
+        verdict="The weight is not the cause: at a third of it, a term with a graph still "
+        "falls. Here the term is "
+        "computed under no_grad, so it is only a number. The sum hides this, because its other "
+        "part has a graph. "
         f"Seen on {WITH_PEFT}.",
         fix="Before training, take the gradient of each term alone and look for zero.",
         broken=lambda: two_terms(detached=True),

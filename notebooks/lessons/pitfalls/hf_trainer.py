@@ -1,8 +1,8 @@
 """P41 and P46: what the Hugging Face Trainer does without a message.
 
-The Trainer logs a number in place of nan. Whether it divides a loss by the number of micro-batches depends on the
-signature of the model. It resumes a mixture of experts without its experts. Nothing is raised: the run goes on and the
-loss falls. nblib/hf.py has the corrected Trainer.
+The Trainer logs a number in place of nan. Whether it divides a loss by the number of micro-batches
+depends on the signature of the model. It resumes a mixture of experts without its experts. Nothing
+is raised: the run goes on and the loss falls. nblib/hf.py has the corrected Trainer.
 
 Footgun: everything is measured in one process without a GPU, in fp32.
 """
@@ -18,22 +18,35 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from lessons.pitfalls import Pitfall
-from lessons.pitfalls.bench import VOCABULARY, arguments, byte_model, lora, run_trainer, seeded, silent
+from lessons.pitfalls.bench import (
+    VOCABULARY,
+    arguments,
+    byte_model,
+    lora,
+    run_trainer,
+    seeded,
+    silent,
+)
 from nblib import hf
 
 LENGTH = 32
 
 
 def small(**options) -> torch.nn.Module:
-    """The model of every run here."""
+    """Return the model of every run here."""
     return byte_model(**(dict(hidden=32, heads=4) | options))
 
 
 class Rows(torch.utils.data.Dataset):
-    """Random tokens. Every second row has labels only in its last quarter, so micro-batches differ in tokens."""
+    """Random tokens.
+
+    Every second row has labels only in its last quarter, so micro-batches differ in tokens.
+    """
 
     def __init__(self, count: int = 16, *, ragged: bool = True):
-        self.ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+        self.ids = torch.randint(
+            VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0)
+        )
         self.labels = self.ids.clone()
         if ragged:
             self.labels[1::2, : LENGTH * 3 // 4] = -100
@@ -45,7 +58,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.ids[i], "labels": self.labels[i]}
 
 
-# ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
+# ---------------------------------------------------------------------------- P41 nan logged as 0.0
 def filtered(model: torch.nn.Module, data: Rows, folder: str) -> tf.Trainer:
     # logging_nan_inf_filter is True by default: nan is left out of the logged average
     args = arguments(folder, max_steps=2, learning_rate=0.0)
@@ -59,7 +72,7 @@ def unfiltered(model: torch.nn.Module, data: Rows, folder: str) -> tf.Trainer:
 
 
 def _first_line(make: Callable[..., tf.Trainer], model, data) -> dict:
-    """The true first loss, beside what the Trainer logs."""
+    """Return the true first loss, beside what the Trainer logs."""
     with torch.no_grad():
         true = float(model(data.ids, labels=data.labels).loss)
     with tempfile.TemporaryDirectory() as folder, seeded(), silent():
@@ -70,7 +83,7 @@ def _first_line(make: Callable[..., tf.Trainer], model, data) -> dict:
 
 
 def poisoned() -> torch.nn.Module:
-    """A model with one weight that overflowed."""
+    """Return A model with one weight that overflowed."""
     model = small()
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
@@ -78,7 +91,10 @@ def poisoned() -> torch.nn.Module:
 
 
 def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
-    """The order that the write-ups call wrong. `kind` is that of checkpointing, None for the library's default."""
+    """Return the order that the write-ups call wrong.
+
+    `kind` is that of checkpointing, None for the library's default.
+    """
     model.activation_checkpointing_enable(kind)
     return lora(model, target_modules=["q_proj", "v_proj"], r=rank)
 
@@ -96,7 +112,9 @@ class _Poison(tf.TrainerCallback):
 
 
 def nan_in_mid_run(kind: type) -> list[float]:
-    """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are logged."""
+    """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are
+    logged.
+    """
     options = dict(max_steps=8, logging_steps=4, callbacks=[_Poison(5)])
     _, log = run_trainer(kind, small(), Rows(), **options)
     return [line["loss"] for line in log]
@@ -106,9 +124,11 @@ def _a_number_for_nan(facts: dict) -> bool:
     return not math.isfinite(facts["true_loss"]) and facts["logged_loss"] == 0.0
 
 
-# --------------------------------------------------------------------------------- P46 the four habits of the Trainer
+# --------------------------------------------------------------- P46 the four habits of the Trainer
 class CustomLoss(tf.Trainer):
-    """What most custom losses do: take the item count, because the Trainer passes it, and return a mean."""
+    """What most custom losses do: take the item count, because the Trainer passes it, and return a
+    mean.
+    """
 
     def compute_loss(self, model, inputs, num_items_in_batch=None, **options):
         logits = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
@@ -118,7 +138,9 @@ class CustomLoss(tf.Trainer):
 
 
 class CountedLoss(hf.Trainer):
-    """The same loss with its count; the optimizer, the auxiliary loss and the resume are those of nblib/hf.py."""
+    """The same loss with its count; the optimizer, the auxiliary loss and the resume are those of
+    nblib/hf.py.
+    """
 
     def compute_loss(self, model, inputs, num_items_in_batch=None, **options):
         logits = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
@@ -135,7 +157,9 @@ class OptimizerNotSet(tf.Trainer):
 
 
 def loss_scale(kind: type) -> float:
-    """Logged loss of a step of four micro-batches, divided by that of the same eight rows at once; 1 is right."""
+    """Return logged loss of a step of four micro-batches, divided by that of the same eight rows at
+    once; 1 is right.
+    """
     data, logged = Rows(8), {}
     for micro in (1, 4):
         _, log = run_trainer(
@@ -150,7 +174,8 @@ def loss_scale(kind: type) -> float:
 
 
 def auxiliary_scale(kind: type) -> float:
-    """How often the balancing loss is counted: logged loss with it minus without it, four micro-batches against one.
+    """How often the balancing loss is counted: logged loss with it minus without it, four
+    micro-batches against one.
 
     The eight rows are equal, so the auxiliary loss of any part is that of the whole.
     """
@@ -175,7 +200,7 @@ def auxiliary_scale(kind: type) -> float:
 
 
 def optimizer_error(kind: type, **options) -> str:
-    """The error of training with a custom optimizer, or 'trains'."""
+    """Return the error of training with a custom optimizer, or 'trains'."""
     try:
         run_trainer(kind, small(), Rows(), **options)
     except AttributeError as error:
@@ -184,27 +209,34 @@ def optimizer_error(kind: type, **options) -> str:
 
 
 def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
-    """Four steps in one run, against two, a stop, and two more in a model that starts from other weights."""
+    """Four steps in one run, against two, a stop, and two more in a model that starts from other
+    weights.
+    """
     data = Rows(ragged=False)
     with tempfile.TemporaryDirectory() as folder:
         options = dict(max_steps=4, save_strategy="steps", save_steps=2, folder=folder)
         straight = small(family=family)
         run_trainer(kind, straight, data, **options)
         fresh = small(family=family, seed=1)
-        resumed, _ = run_trainer(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
+        resumed, _ = run_trainer(
+            kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options
+        )
     pairs = zip(straight.named_parameters(), fresh.parameters(), strict=True)
     wrong = [name for (name, p), q in pairs if not torch.equal(p, q)]
     experts = [p for name, p in straight.named_parameters() if ".experts." in name]
     return {
         "bit_equal": not wrong,
         "experts_lost": sum(".experts." in name for name in wrong),
-        "experts_share": sum(p.numel() for p in experts) / sum(p.numel() for p in straight.parameters()),
+        "experts_share": sum(p.numel() for p in experts)
+        / sum(p.numel() for p in straight.parameters()),
         "missing_keys_logged": "missing keys" in resumed.output,
     }
 
 
 def experts_on_disk() -> dict:
-    """How many tensors hold the experts of a mixture in memory, and in the file that is saved of it."""
+    """How many tensors hold the experts of a mixture in memory, and in the file that is saved of
+    it.
+    """
     model = small(family="qwen3_moe")
     with tempfile.TemporaryDirectory() as folder:
         with silent():
@@ -212,7 +244,12 @@ def experts_on_disk() -> dict:
         with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
             saved = [name for name in file.keys() if ".experts." in name]
     memory = [name for name in model.state_dict() if ".experts." in name]
-    return {"in_memory": len(memory), "on_disk": len(saved), "e.g. memory": memory[0], "e.g. disk": sorted(saved)[0]}
+    return {
+        "in_memory": len(memory),
+        "on_disk": len(saved),
+        "e.g. memory": memory[0],
+        "e.g. disk": sorted(saved)[0],
+    }
 
 
 def stock_trainer() -> dict:
@@ -253,9 +290,12 @@ PITFALLS = [
         id="P41",
         title="The Trainer writes 0.0 where the loss is nan",
         symptom="the log says loss 0.0 and grad_norm nan, from the first step on",
-        claim="gradient checkpointing was enabled before the LoRA adapters were attached (a fine-tuning write-up)",
-        verdict="The loss is nan, and the log hides it. `logging_nan_inf_filter` is on by default and puts the average "
-        "of earlier losses in place of nan; at the first step that is 0.0. Checkpointing before the adapters logs an "
+        claim="gradient checkpointing was enabled before the LoRA adapters were attached (a "
+        "fine-tuning write-up)",
+        verdict="The loss is nan, and the log hides it. `logging_nan_inf_filter` is on by "
+        "default and puts the average "
+        "of earlier losses in place of nan; at the first step that is 0.0. Checkpointing "
+        "before the adapters logs an "
         "ordinary loss. Seen on transformers 5.23, peft 0.21.",
         fix="`logging_nan_inf_filter=False`, and stop at the first loss that is not finite",
         broken=lambda: _first_line(filtered, poisoned(), Rows()),
@@ -269,12 +309,16 @@ PITFALLS = [
     Pitfall(
         id="P46",
         title="Four silent habits of the Trainer",
-        symptom="the loss depends on the number of micro-batches, a custom optimizer crashes or forgets, and a mixture "
+        symptom="the loss depends on the number of micro-batches, a custom optimizer crashes "
+        "or forgets, and a mixture "
         "of experts is worse after resume",
         claim="",
-        verdict="All four come from the stock Trainer. It multiplies a custom loss that ignores the item count by the "
-        "number of micro-batches (the code above), and the auxiliary loss too. An optimizer that is returned but not "
-        "set raises. Experts are not restored on resume; the log line about missing keys also appears for dense models "
+        verdict="All four come from the stock Trainer. It multiplies a custom loss that "
+        "ignores the item count by the "
+        "number of micro-batches (the code above), and the auxiliary loss too. An optimizer "
+        "that is returned but not "
+        "set raises. Experts are not restored on resume; the log line about missing keys also "
+        "appears for dense models "
         "that lose nothing. Seen on transformers 5.23.",
         fix="`nblib.hf.Trainer`; in a loss of your own, the sum divided by `num_items_in_batch`",
         broken=stock_trainer,

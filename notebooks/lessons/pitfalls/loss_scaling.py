@@ -1,12 +1,15 @@
-"""The loss scaler: fp16 needs one because small gradients become zero in it. Four ways to use it wrongly.
+"""The loss scaler: fp16 needs one because small gradients become zero in it. Four ways to use it
+wrongly.
 
-    scale the loss, backward, unscale the gradients, clip, step unless one overflowed, adjust the scale
+    scale the loss, backward, unscale the gradients, clip, step unless one overflowed, adjust the
+    scale
 
-The order decides what is clipped (P27). A scaler belongs to a device, and switches itself off where that device is
-missing (P28). It works on fp32 parameters and refuses fp16 ones (P29). All of it runs on a CPU: `GradScaler("cpu")`.
+The order decides what is clipped (P27). A scaler belongs to a device, and switches itself off where
+that device is missing (P28). It works on fp32 parameters and refuses fp16 ones (P29). All of it
+runs on a CPU: `GradScaler("cpu")`.
 
-Footgun: a disabled scaler has every method of an enabled one, and an empty state. A checkpoint stores that state and
-nothing warns.
+Footgun: a disabled scaler has every method of an enabled one, and an empty state. A checkpoint
+stores that state and nothing warns.
 """
 
 import warnings
@@ -53,7 +56,12 @@ def clipped_steps(order: str, *, clip: float = 1.0, steps: int = 20) -> dict:
         scaler.update()
         optimizer.zero_grad()
     after = bench.held_out_loss(model, "code")
-    facts = {"order": order, "clip": clip, "norm reported": float(norm), "norm the optimizer got": left}
+    facts = {
+        "order": order,
+        "clip": clip,
+        "norm reported": float(norm),
+        "norm the optimizer got": left,
+    }
     return facts | {"scale": scaler.get_scale(), "loss before": before, "loss after": after}
 
 
@@ -77,8 +85,10 @@ def _idle_scaler(loss: Tensor) -> GradScaler:
     return absent_card()[0]
 
 
-def _small_gradients(backward: Callable[[Tensor], GradScaler], dtype: torch.dtype = torch.float16) -> dict:
-    """The gradient of a model through products in low precision, against the one in fp32."""
+def _small_gradients(
+    backward: Callable[[Tensor], GradScaler], dtype: torch.dtype = torch.float16
+) -> dict:
+    """Return the gradient of a model through products in low precision, against the one in fp32."""
     model = bench.byte_model()
     ids = bench.stream("code")[: 16 * 64].view(16, 64)
     got = {}
@@ -101,15 +111,18 @@ def _small_gradients(backward: Callable[[Tensor], GradScaler], dtype: torch.dtyp
 
 
 def _without_card(call: Callable, *args) -> tuple:
-    """The result as on a machine without CUDA, and torch's warnings."""
-    with mock.patch("torch.cuda.is_available", return_value=False), warnings.catch_warnings(record=True) as caught:
+    """Return the result as on a machine without CUDA, and torch's warnings."""
+    with (
+        mock.patch("torch.cuda.is_available", return_value=False),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         result = call(*args)
     return result, [str(w.message) for w in caught]
 
 
 def absent_card() -> tuple[GradScaler, list[str]]:
-    """A scaler for CUDA on a machine without it, and torch's warnings."""
+    """Return A scaler for CUDA on a machine without it, and torch's warnings."""
     return _without_card(GradScaler)
 
 
@@ -119,7 +132,9 @@ def _p28_broken() -> dict:
 
 
 def resumed_scaler(*, saved: bool) -> dict:
-    """Steps that a resumed run skips when its scaler starts again at a scale that is far too high."""
+    """Return steps that a resumed run skips when its scaler starts again at a scale that is far too
+    high.
+    """
     model, data = bench.trained(), bench.batches("code")
     optimizer, start = torch.optim.SGD(model.parameters(), lr=0.0), 2.0**24
     skipped = []
@@ -140,7 +155,11 @@ def resumed_scaler(*, saved: bool) -> dict:
             state, scaler = scaler.state_dict(), GradScaler("cpu", init_scale=start)
             if saved:
                 scaler.load_state_dict(state)
-    return {"scaler in the checkpoint": saved, "steps skipped before": skipped[0], "steps skipped after": skipped[1]}
+    return {
+        "scaler in the checkpoint": saved,
+        "steps skipped before": skipped[0],
+        "steps skipped after": skipped[1],
+    }
 
 
 # ---------------------------------------------------------------- P29
@@ -167,7 +186,12 @@ def fp32_weights(model: nn.Module, batch: dict, scaler: GradScaler) -> None:
 
 
 def _other_step(
-    parameters: torch.dtype, autocast: bool, unscale: bool, model: nn.Module, batch: dict, scaler: GradScaler
+    parameters: torch.dtype,
+    autocast: bool,
+    unscale: bool,
+    model: nn.Module,
+    batch: dict,
+    scaler: GradScaler,
 ) -> None:
     model.to(parameters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -180,11 +204,25 @@ def _other_step(
 
 
 def scaled_step(parameters: torch.dtype, *, autocast: bool, unscale: bool = True) -> dict:
-    """One step under a scaler; what was raised, or what is no longer finite. `unscale=False`: without the scaler."""
-    shown = {torch.float16: fp16_weights, torch.float32: fp32_weights} if autocast and unscale else {}
+    """One step under a scaler; what was raised, or what is no longer finite.
+
+    `unscale=False`: without the scaler.
+    """
+    shown = (
+        {torch.float16: fp16_weights, torch.float32: fp32_weights} if autocast and unscale else {}
+    )
     step = shown.get(parameters, partial(_other_step, parameters, autocast, unscale))
-    model, batch, scaler = bench.trained(), next(bench.batches("code")), GradScaler("cpu", init_scale=1024.0)
-    facts = {"parameters": str(parameters), "autocast": autocast, "through the scaler": unscale, "raised": None}
+    model, batch, scaler = (
+        bench.trained(),
+        next(bench.batches("code")),
+        GradScaler("cpu", init_scale=1024.0),
+    )
+    facts = {
+        "parameters": str(parameters),
+        "autocast": autocast,
+        "through the scaler": unscale,
+        "raised": None,
+    }
     try:
         step(model, batch, scaler)
     except ValueError as error:
@@ -199,8 +237,10 @@ PITFALLS = [
         title="Clipping before unscaling",
         symptom="with fp16 the gradient norm reads tens of thousands and the loss stands still",
         claim="the clip is set too low",
-        verdict="The clip is not too low: one ten times smaller trains when it comes after unscaling. In the broken "
-        "order it clips the scaled gradients to a norm of 1. Divided by the scale afterwards, almost nothing is left. "
+        verdict="The clip is not too low: one ten times smaller trains when it comes after "
+        "unscaling. In the broken "
+        "order it clips the scaled gradients to a norm of 1. Divided by the scale afterwards, "
+        "almost nothing is left. "
         f"Seen with {VERSIONS}.",
         fix="scaler.unscale_(optimizer), then clip, then scaler.step(optimizer)",
         broken=lambda: clipped_steps("clip, unscale"),
@@ -215,10 +255,13 @@ PITFALLS = [
     Pitfall(
         id="P28",
         title="A scaler for a device that is missing switches itself off",
-        symptom="fp16 gradients are zero or wrong although a GradScaler is in the loop; its state to save is empty",
+        symptom="fp16 gradients are zero or wrong although a GradScaler is in the loop; its "
+        "state to save is empty",
         claim="a run without an active scaler cannot be trained in half precision",
-        verdict="Without an active scaler, bf16 loses no gradient, and fp16 turns small ones to zero. bf16 has the "
-        "range of fp32, fp16 has not. GradScaler() without an argument means CUDA: without a card it gives one "
+        verdict="Without an active scaler, bf16 loses no gradient, and fp16 turns small ones "
+        "to zero. bf16 has the "
+        "range of fp32, fp16 has not. GradScaler() without an argument means CUDA: without a "
+        "card it gives one "
         f"warning and does nothing. Seen with {VERSIONS}.",
         fix="GradScaler(device.type, enabled=...) with fp16, and its state in every checkpoint",
         broken=_p28_broken,
@@ -234,8 +277,10 @@ PITFALLS = [
         title="fp16 parameters under a scaler",
         symptom="ValueError: Attempting to unscale FP16 gradients.",
         claim="a scaler refuses parameters in half precision",
-        verdict="It refuses fp16 parameters, and accepts bf16 ones, which are half precision too. Leaving the scaler "
-        "out removes the message, but after one step of AdamW some weights are no longer finite. Seen with "
+        verdict="It refuses fp16 parameters, and accepts bf16 ones, which are half precision "
+        "too. Leaving the scaler "
+        "out removes the message, but after one step of AdamW some weights are no longer "
+        "finite. Seen with "
         f"{VERSIONS}.",
         fix="keep the parameters in fp32 and let autocast compute the products in fp16",
         broken=lambda: scaled_step(torch.float16, autocast=True),

@@ -1,12 +1,12 @@
 """LRC's pitfalls: ternary layers with a low-rank correction, as the write-up on LRC trained them.
 
-The write-up reports runs on large cards. It called one of them healthy although its loss was flat. It blames frozen
-embeddings, the weighting of several losses, the rank and compile. Here each of these is run alone, on the layers of
-`nblib.methods.lrc`, beside the cause that holds. The general cases are P04 (both factors zero), P11 (rounding) and P19
-(logits).
+The write-up reports runs on large cards. It called one of them healthy although its loss was flat.
+It blames frozen embeddings, the weighting of several losses, the rank and compile. Here each of
+these is run alone, on the layers of `nblib.methods.lrc`, beside the cause that holds. The general
+cases are P04 (both factors zero), P11 (rounding) and P19 (logits).
 
-Footgun: LRC trains two thin factors in every layer, so with most faults something still trains and the loss still
-falls. Always compare with a run that lacks the fault.
+Footgun: LRC trains two thin factors in every layer, so with most faults something still trains and
+the loss still falls. Always compare with a run that lacks the fault.
 """
 
 import copy
@@ -18,20 +18,23 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lessons import loss_weights
 from lessons.pitfalls import WITH_PEFT, Pitfall, bench
 from lessons.pitfalls.bench import fresh_dynamo, seeded
 from nblib import compiling, losses, memory, models, train, wiring
-from nblib.methods import lrc, objective
+from nblib.methods import lrc
+from nblib.methods.distill import loss_weights, objective
 
 GIB = 2**30
 
 
 def corrected(
-    init: str = "svd_residual", layer: type[lrc.LRCLinear] = lrc.LRCLinear, model: nn.Module | None = None
+    init: str = "svd_residual",
+    layer: type[lrc.LRCLinear] = lrc.LRCLinear,
+    model: nn.Module | None = None,
 ) -> nn.Module:
-    """The byte model, unless another is given, with ternary weights; every correction starts as `init` says, in layers
-    of this class."""
+    """Return the byte model, unless another is given, with ternary weights; every correction starts
+    as `init` says, in layers of this class.
+    """
     model = bench.trained() if model is None else model
     with seeded():
         lrc.attach(model, init=init)
@@ -58,7 +61,10 @@ def svd_of_the_error(W: Tensor, Q: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def started(factors: Callable, *, hook: bool, steps: int = 10, lr: float = 2e-3) -> dict:
-    """Train from these first factors. `hook` makes the embedding's output require a gradient, the prescribed cure."""
+    """Train from these first factors.
+
+    `hook` makes the embedding's output require a gradient, the prescribed cure.
+    """
     model = bench.trained()
     lrc.attach(model, init="zeros", keep_original=True)
     for layer in lrc.layers(model).values():
@@ -74,7 +80,9 @@ def started(factors: Callable, *, hook: bool, steps: int = 10, lr: float = 2e-3)
         "validation before": first,
         "validation after": bench.held_out_loss(model),
         "largest gradient norm": max(r["grad_norm"] for r in records),
-        "tensors that moved": sum(not torch.equal(p, before[n]) for n, p in wiring.trainable(model).items()),
+        "tensors that moved": sum(
+            not torch.equal(p, before[n]) for n, p in wiring.trainable(model).items()
+        ),
         "of": len(before),
     }
 
@@ -120,11 +128,15 @@ def lower_gradients(rounding: Callable) -> Tensor:
     """All gradients of the first block's corrections, end to end."""
     model = rounding_by(rounding)
     bench.mean_loss(model, next(bench.batches(seed=1))).backward()
-    return torch.cat([p.grad.flatten() for n, p in wiring.trainable(model).items() if ".layers.0." in n])
+    return torch.cat(
+        [p.grad.flatten() for n, p in wiring.trainable(model).items() if ".layers.0." in n]
+    )
 
 
 def share_handed_down(rounding: Callable) -> float:
-    """The share of entries of one layer's input gradient that are not zero, while its correction is still zero."""
+    """Return the share of entries of one layer's input gradient that are not zero, while its
+    correction is still zero.
+    """
     module = next(iter(lrc.layers(rounding_by(rounding)).values()))
     x = torch.randn(32, module.in_features, requires_grad=True)
     module(x).square().sum().backward()
@@ -142,13 +154,17 @@ def gain(rounding: Callable, lr: float, steps: int = 30) -> float:
 
 
 def inputs_rounded(rounding: Callable, *, lr: float = 1e-2) -> dict:
-    """Compared with the same corrections over inputs that are not rounded, whose gradient needs no estimator."""
+    """Return compared with the same corrections over inputs that are not rounded, whose gradient
+    needs no estimator.
+    """
     exact = lower_gradients(not_rounded)
     return {
         "inputs": rounding.__name__.replace("_", " "),
         "learning rate": lr,
         "share of gradient handed down": share_handed_down(rounding),
-        "cosine in the first block": float(F.cosine_similarity(lower_gradients(rounding), exact, dim=0)),
+        "cosine in the first block": float(
+            F.cosine_similarity(lower_gradients(rounding), exact, dim=0)
+        ),
         "gain": gain(rounding, lr),
         "gain with inputs as they are": gain(not_rounded, 1e-2),
     }
@@ -158,7 +174,9 @@ def inputs_rounded(rounding: Callable, *, lr: float = 1e-2) -> dict:
 
 
 def step_bytes(percent: float, logits: str, *, rows: int = 2, layers: int = 2) -> dict:
-    """The write-up's step by the estimate: Qwen3-0.6B's width and vocabulary, a few of its 28 layers."""
+    """Return the write-up's step by the estimate: Qwen3-0.6B's width and vocabulary, a few of its
+    28 layers.
+    """
     config = tf.Qwen3Config(
         vocab_size=151_936,
         hidden_size=1024,
@@ -180,8 +198,14 @@ def step_bytes(percent: float, logits: str, *, rows: int = 2, layers: int = 2) -
         logits=logits,
     )
     trained = kinds["gradients"] + kinds["optimizer"]
-    sizes = {"logits": kinds["logits"], "gradients and state of the corrections": trained, "peak": kinds["peak"]}
-    return {"rank %": percent, "loss": logits, "layers": layers} | {f"{k} GiB": v / GIB for k, v in sizes.items()}
+    sizes = {
+        "logits": kinds["logits"],
+        "gradients and state of the corrections": trained,
+        "peak": kinds["peak"],
+    }
+    return {"rank %": percent, "loss": logits, "layers": layers} | {
+        f"{k} GiB": v / GIB for k, v in sizes.items()
+    }
 
 
 # P52 and P53 use a language of 30 words, which a model learns in seconds
@@ -206,7 +230,9 @@ def _speaker() -> nn.Module:
     return model
 
 
-def learn_chain(model: nn.Module, loss, *, steps: int, router: nn.Module | None = None) -> list[dict]:
+def learn_chain(
+    model: nn.Module, loss, *, steps: int, router: nn.Module | None = None
+) -> list[dict]:
     optimizers = [train.adamw(model, lr=1e-2)]
     if router is not None:
         model.mixer = router
@@ -216,7 +242,7 @@ def learn_chain(model: nn.Module, loss, *, steps: int, router: nn.Module | None 
 
 
 def speaker() -> nn.Module:
-    """A model that speaks the language, ternary and corrected."""
+    """Return A model that speaks the language, ternary and corrected."""
     model = copy.deepcopy(_speaker())
     lrc.attach(model)
     return model
@@ -253,7 +279,9 @@ class Ruled(loss_weights.Router):
 
 
 def routed(rule: Callable | None = None, *, steps: int = 30, **options) -> dict:
-    """Next words and masked words, weighted by LDC-MTL's router; judged on the harder one, masked words."""
+    """Next words and masked words, weighted by LDC-MTL's router; judged on the harder one, masked
+    words.
+    """
     model, ids = speaker(), chain(64)
     router = (Ruled if rule else loss_weights.Router)(("ce", "masked"), **options)
     router.rule = rule
@@ -272,7 +300,9 @@ def routed(rule: Callable | None = None, *, steps: int = 30, **options) -> dict:
     with torch.no_grad():
         weights = router.eval()(torch.tensor([means["ce"], means["masked"]]))[2]
     return {
-        "losses divided by": {"none": "nothing", "running": "their running means"}[router.normalise],
+        "losses divided by": {"none": "nothing", "running": "their running means"}[
+            router.normalise
+        ],
         "weights minimise the": router.learns,
         "first total": totals[0],
         "last total": totals[-1],
@@ -297,7 +327,10 @@ def mask_with_its_own_token(ids: Tensor, chosen: Tensor) -> Tensor:
 
 
 def masked_with(mask: Callable, *, probability: float = 0.15, steps: int = 25) -> dict:
-    """The write-up's two objectives. Judged on plain text: the loss after the word of id 0, and after other words."""
+    """Return the write-up's two objectives.
+
+    Judged on plain text: the loss after the word of id 0, and after other words.
+    """
     model, rows = speaker(), chain(256)
 
     def loss(model: nn.Module, batch: dict) -> dict:
@@ -336,7 +369,9 @@ def masked_with(mask: Callable, *, probability: float = 0.15, steps: int = 25) -
 
 
 class Scaled(lrc.LRCLinear):
-    """The layer as a port got it wrong: the correction is divided by its rank, alpha / r with alpha at 1."""
+    """The layer as a port got it wrong: the correction is divided by its rank, alpha / r with alpha
+    at 1.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         U, V = self.factors()
@@ -360,8 +395,9 @@ def alive_and_close(eager: dict[str, Tensor], compiled: dict[str, Tensor]) -> di
 
 
 def eager_against_compiled(init: str, layer: type, check: Callable) -> dict:
-    """The test of a compiled layer against the eager one, by this check of their gradients. One block of random weights
-    does: what it computes is compared, not what it knows."""
+    """Return the test of a compiled layer against the eager one, by this check of their gradients.
+    One block of random weights does: what it computes is compared, not what it knows.
+    """
     batch = next(bench.batches(rows=2))
 
     def made(init: str, layer: type = lrc.LRCLinear) -> nn.Module:
@@ -381,7 +417,9 @@ def eager_against_compiled(init: str, layer: type, check: Callable) -> dict:
         **check(eager, compiled),
         "eager gradients that are not zero": sum(bool(g.any()) for g in eager.values()),
         "of": len(eager),
-        "error of the layer": max(float((wrong[n] - g).norm() / g.norm()) for n, g in right.items()),
+        "error of the layer": max(
+            float((wrong[n] - g).norm() / g.norm()) for n, g in right.items()
+        ),
     }
 
 
@@ -389,16 +427,25 @@ PITFALLS = [
     Pitfall(
         id="P49",
         title="Corrections that start at zero",
-        symptom="Training raises nothing, and the validation loss is the same number from first to last.",
-        claim="frozen embeddings break the gradients, so call enable_input_require_grads() (the write-up on LRC)",
-        verdict="With U = V = 0 every gradient is exactly zero and nothing moves, even with the prescribed hook. The "
-        "gradient of U is a product with V, and the gradient of V a product with U. With a start from an SVD every "
-        "tensor trains and the validation loss falls, although the embeddings are frozen and have no hook. "
+        symptom="Training raises nothing, and the validation loss is the same number from "
+        "first to last.",
+        claim="frozen embeddings break the gradients, so call enable_input_require_grads() "
+        "(the write-up on LRC)",
+        verdict="With U = V = 0 every gradient is exactly zero and nothing moves, even with "
+        "the prescribed hook. The "
+        "gradient of U is a product with V, and the gradient of V a product with U. With a "
+        "start from an SVD every "
+        "tensor trains and the validation loss falls, although the embeddings are frozen and "
+        "have no hook. "
         f"Seen on {WITH_PEFT}.",
-        fix="init='svd_residual' (or 'kaiming', where V is random and U zero), and a canary before the run.",
+        fix="init='svd_residual' (or 'kaiming', where V is random and U zero), and a canary "
+        "before the run.",
         broken=lambda: started(zeros, hook=True),
         fixed=lambda: started(svd_of_the_error, hook=True),
-        seen=lambda facts: facts["tensors that moved"] == 0 and facts["validation after"] == facts["validation before"],
+        seen=lambda facts: (
+            facts["tensors that moved"] == 0
+            and facts["validation after"] == facts["validation before"]
+        ),
         claimed=lambda: started(svd_of_the_error, hook=False),
         check="B3",
         wrong=zeros,
@@ -408,12 +455,17 @@ PITFALLS = [
         id="P50",
         title="Frozen weights, and rounded inputs without a straight-through estimator",
         symptom="Every correction gets a gradient and moves, and the loss hardly falls.",
-        claim="the learning rate is too small (folklore; the code of the write-up on LRC has the fault, unnoticed)",
-        verdict="The held-out loss falls by less than half of what it could. Rounding lets one entry per token of the "
-        "gradient through, the largest, so the gradients of the lower layers point elsewhere. With the estimator the "
-        "loss falls as far as with inputs that are not rounded. At a third of the rate it falls nearly as far. "
+        claim="the learning rate is too small (folklore; the code of the write-up on LRC has "
+        "the fault, unnoticed)",
+        verdict="The held-out loss falls by less than half of what it could. Rounding lets one "
+        "entry per token of the "
+        "gradient through, the largest, so the gradients of the lower layers point elsewhere. "
+        "With the estimator the "
+        "loss falls as far as with inputs that are not rounded. At a third of the rate it "
+        "falls nearly as far. "
         f"Seen on {WITH_PEFT}.",
-        fix="Use the estimator on the inputs even where W is frozen: ternary.int8. Compare the gradients once with "
+        fix="Use the estimator on the inputs even where W is frozen: ternary.int8. Compare the "
+        "gradients once with "
         "those of inputs that are not rounded.",
         broken=lambda: inputs_rounded(rounded),
         fixed=lambda: inputs_rounded(rounded_straight_through),
@@ -426,11 +478,15 @@ PITFALLS = [
     Pitfall(
         id="P51",
         title="The rank takes the blame for the logits",
-        symptom="CUDA out of memory with 0.6 billion parameters, most of them frozen, on a large card.",
+        symptom="CUDA out of memory with 0.6 billion parameters, most of them frozen, on a "
+        "large card.",
         claim="a rank of 25 % is too high, take 15 % (the write-up on LRC)",
-        verdict="Most of the peak is logits, at the write-up's width and vocabulary. The lower rank saves very little. "
-        "Scoring the vocabulary in chunks saves almost all of the logits, at the higher rank too. The runs here have "
-        "fewer layers and rows than the write-up's: the sizes differ, the order of the causes does not. "
+        verdict="Most of the peak is logits, at the write-up's width and vocabulary. The lower "
+        "rank saves very little. "
+        "Scoring the vocabulary in chunks saves almost all of the logits, at the higher rank "
+        "too. The runs here have "
+        "fewer layers and rows than the write-up's: the sizes differ, the order of the causes "
+        "does not. "
         f"Estimated on {WITH_PEFT}.",
         fix="losses.causal_lm, or any other loss that scores the vocabulary in chunks.",
         broken=lambda: step_bytes(15, "full"),  # with the claimed cure
@@ -446,16 +502,23 @@ PITFALLS = [
         title="Learned weights that drop the harder objective",
         symptom="The total loss falls as it should, but the second objective hardly improves.",
         claim="LDC-MTL's learned weights make training unstable (the write-up on LRC)",
-        verdict="Training is stable: no step rises more than with the routers that work. But the router gives the "
-        "larger loss almost no weight within tens of steps, and nothing reports it. The weights minimise the total, "
-        "which is smallest that way. Masked words then improve only in the first steps, and through what is learned "
-        "from next words. Learned weights on losses of one size keep both objectives for as long as these runs "
+        verdict="Training is stable: no step rises more than with the routers that work. But "
+        "the router gives the "
+        "larger loss almost no weight within tens of steps, and nothing reports it. The "
+        "weights minimise the total, "
+        "which is smallest that way. Masked words then improve only in the first steps, and "
+        "through what is learned "
+        "from next words. Learned weights on losses of one size keep both objectives for as "
+        "long as these runs "
         f"last. Seen on {WITH_PEFT}.",
-        fix="loss_weights.Router with its defaults: each loss is divided by its running mean, and the weights learn "
+        fix="loss_weights.Router with its defaults: each loss is divided by its running mean, "
+        "and the weights learn "
         "from the spread alone. Log the weights.",
         broken=lambda: routed(weights_minimise_the_total, normalise="none", learns="total"),
         fixed=lambda: routed(weights_minimise_the_spread),
-        seen=lambda facts: facts["weight of masked words"] < 0.05 and facts["last total"] < facts["first total"],
+        seen=lambda facts: (
+            facts["weight of masked words"] < 0.05 and facts["last total"] < facts["first total"]
+        ),
         claimed=lambda: routed(normalise="running", learns="total"),
         slow=True,
         wrong=weights_minimise_the_total,
@@ -464,13 +527,17 @@ PITFALLS = [
     Pitfall(
         id="P53",
         title="A mask that is also a word",
-        symptom="Since masked tokens were added, the model predicts worse what follows an exclamation mark.",
+        symptom="Since masked tokens were added, the model predicts worse what follows an "
+        "exclamation mark.",
         claim="masking damages the past, so the objective harms all next words (folklore)",
-        verdict="Only the words after the mask's id get worse; masking twice as many tokens with a token of its own "
-        "harms none. The write-up on LRC masked with id 0 and took it for the unknown token; in Qwen3 it is '!'. The "
+        verdict="Only the words after the mask's id get worse; masking twice as many tokens "
+        "with a token of its own "
+        "harms none. The write-up on LRC masked with id 0 and took it for the unknown token; "
+        "in Qwen3 it is '!'. The "
         "model cannot tell the word from the mask, so it forgets what follows the word. "
         f"Seen on {WITH_PEFT}.",
-        fix="Mask with a special token of the tokenizer; objective.check_mask_id refuses any other.",
+        fix="Mask with a special token of the tokenizer; objective.check_mask_id refuses any "
+        "other.",
         broken=lambda: masked_with(mask_with_a_word),
         fixed=lambda: masked_with(mask_with_its_own_token),
         seen=lambda facts: facts["after word 0"] > facts["after word 0, before"] + 0.1,
@@ -482,10 +549,14 @@ PITFALLS = [
     Pitfall(
         id="P54",
         title="Gradients compared while all of them are zero",
-        symptom="The test of the compiled layer passes, but the compiled run does not learn as the eager one does.",
-        claim="compile computes other gradients than eager mode (what a comparison of the two runs suggests)",
-        verdict="The right layer has the same gradients compiled and eager. The compiled run had a wrong layer, "
-        "divided by its rank, and the test passed it. It asked only that gradients exist and are close. With both "
+        symptom="The test of the compiled layer passes, but the compiled run does not learn as "
+        "the eager one does.",
+        claim="compile computes other gradients than eager mode (what a comparison of the two "
+        "runs suggests)",
+        verdict="The right layer has the same gradients compiled and eager. The compiled run "
+        "had a wrong layer, "
+        "divided by its rank, and the test passed it. It asked only that gradients exist and "
+        "are close. With both "
         f"factors at zero every layer, right or wrong, has gradients of zero. Seen on {WITH_PEFT}.",
         fix="Start where every gradient is alive, assert that it is, and then compare the values.",
         broken=lambda: eager_against_compiled("zeros", Scaled, there_and_close),

@@ -1,8 +1,9 @@
-"""Mixtures of experts and of depths, and Muon: the causes that a write-up blamed, and the causes that hold.
+"""Mixtures of experts and of depths, and Muon: the causes that a write-up blamed, and the causes
+that hold.
 
-The write-up on MoE and Muon trained a mixture whose loss stood still. It blamed bf16 weights and Muon's learning rate
-and changed both. The same commit also switched off the layers that skip tokens, so nobody knows which change helped.
-Here each cause is tried alone, on byte-level models:
+The write-up on MoE and Muon trained a mixture whose loss stood still. It blamed bf16 weights and
+Muon's learning rate and changed both. The same commit also switched off the layers that skip
+tokens, so nobody knows which change helped. Here each cause is tried alone, on byte-level models:
 
     P60, P61   what skipping tokens does to the residual stream, and at inference
     P62        what Muon must store
@@ -10,8 +11,8 @@ Here each cause is tried alone, on byte-level models:
     P64        how far a norm can move
     P65        which routing sees the future
 
-Footgun: a few dozen steps on a small model hide nearly every fault. So the mechanism is judged, for example a stream
-that grows, and the loss stands beside it as a fact.
+Footgun: a few dozen steps on a small model hide nearly every fault. So the mechanism is judged, for
+example a stream that grows, and the loss stands beside it as a fact.
 """
 
 import math
@@ -23,16 +24,35 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lessons import mixture_of_depths, weight_movement
+from lessons import weight_movement
 from lessons.pitfalls import VERSIONS, Pitfall
-from lessons.pitfalls.bench import LENGTH, batches, byte_model, held_out_loss, learn, mean_loss, stream
+from lessons.pitfalls.bench import (
+    LENGTH,
+    batches,
+    byte_model,
+    held_out_loss,
+    learn,
+    mean_loss,
+    stream,
+)
 from nblib import losses, train
-from nblib.methods import moe, muon, param_groups
+from nblib.methods import moe, muon
+from nblib.methods.moe import depths
+from nblib.methods.muon import groups
 
 
-def _by_muon(model: nn.Module, steps: int, *, optimizers: list[Optimizer] | None = None, **options) -> list[dict]:
-    optimizers = optimizers or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    return learn(model, steps=steps, optimizers=optimizers, schedule=train.cosine(steps, warmup=5), clip=0, **options)
+def _by_muon(
+    model: nn.Module, steps: int, *, optimizers: list[Optimizer] | None = None, **options
+) -> list[dict]:
+    optimizers = optimizers or groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    return learn(
+        model,
+        steps=steps,
+        optimizers=optimizers,
+        schedule=train.cosine(steps, warmup=5),
+        clip=0,
+        **options,
+    )
 
 
 def _held_out(rows: int) -> Tensor:
@@ -47,7 +67,9 @@ def _stream(model: nn.Module) -> list[float]:
     """Root mean square of the residual stream behind every layer, in training mode."""
     sizes = []
     hooks = [
-        layer.register_forward_hook(lambda _, args, out: sizes.append(float(out.float().square().mean().sqrt())))
+        layer.register_forward_hook(
+            lambda _, args, out: sizes.append(float(out.float().square().mean().sqrt()))
+        )
         for layer in model.model.layers
     ]
     with torch.no_grad():
@@ -79,32 +101,41 @@ def sigmoid_of_each(layer: nn.Module, scores: Tensor) -> Tensor:
     return scores.sigmoid()  # of one token, the same in training and at inference
 
 
-class Skipping(mixture_of_depths.DepthLayer):
-    """The layer with two rules to exchange: how it adds its updates to the stream, and how it weighs them."""
+class Skipping(depths.DepthLayer):
+    """The layer with two rules to exchange: how it adds its updates to the stream, and how it
+    weighs them.
+    """
 
     add: Callable[[Tensor, Tensor, Tensor], Tensor]
     weigh: Callable[[nn.Module, Tensor], Tensor]
 
-    def forward(self, hidden_states: Tensor, attention_mask=None, position_ids=None, **options) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, attention_mask=None, position_ids=None, **options
+    ) -> Tensor:
         x = hidden_states  # (B, T, D)
-        scores, guesses = self.router(x).squeeze(-1), self.predictor(x.detach()).squeeze(-1)  # (B, T)
-        highest = mixture_of_depths.top(scores.detach(), self.capacity)
+        # (B, T)
+        scores, guesses = self.router(x).squeeze(-1), self.predictor(x.detach()).squeeze(-1)
+        highest = depths.top(scores.detach(), self.capacity)
         chosen = highest if self.training else guesses > 0
         if self.seen is not None:
-            self.seen.append(mixture_of_depths.Choice(scores, guesses, highest, chosen))
+            self.seen.append(depths.Choice(scores, guesses, highest, chosen))
         if not (most := int(chosen.sum(dim=1).max())):
             return x
-        order = mixture_of_depths.earliest_first(chosen, most)  # (B, n)
+        order = depths.earliest_first(chosen, most)  # (B, n)
         where = order[..., None].expand(-1, -1, x.shape[-1])
         before = x.gather(1, where)
         change = self._work(before, order, attention_mask, position_ids, options) - before
         update = self.weigh(self, scores.gather(1, order))[..., None] * change
-        return self.add(x, where, torch.where(chosen.gather(1, order)[..., None], update.to(x.dtype), 0))
+        return self.add(
+            x, where, torch.where(chosen.gather(1, order)[..., None], update.to(x.dtype), 0)
+        )
 
 
-def _attach(model: nn.Module, *, add: Callable = skipped_once, weigh: Callable = sigmoid_of_each, **options) -> None:
-    mixture_of_depths.attach(model, **options)
-    for layer in mixture_of_depths.wrapped(model).values():
+def _attach(
+    model: nn.Module, *, add: Callable = skipped_once, weigh: Callable = sigmoid_of_each, **options
+) -> None:
+    depths.attach(model, **options)
+    for layer in depths.wrapped(model).values():
         layer.__class__, layer.add, layer.weigh = Skipping, add, weigh
 
 
@@ -114,11 +145,13 @@ def _skipping(layers: int, add: Callable) -> nn.Module:
     return model
 
 
-def _grown(add: Callable, dtype: torch.dtype = torch.float32, layers: int = 8, steps: int = 25) -> dict:
+def _grown(
+    add: Callable, dtype: torch.dtype = torch.float32, layers: int = 8, steps: int = 25
+) -> dict:
     """Train with every layer skipping a quarter of the tokens; the stream before and after."""
     model = _skipping(layers, add).to(dtype)
     before, deep = _stream(model), _stream(_skipping(48, add))
-    records = _by_muon(model, steps, loss=mixture_of_depths.loss())
+    records = _by_muon(model, steps, loss=depths.loss())
     after = _stream(model)
     return {
         "a skipped token": "doubled" if add is skipped_twice else "identity",
@@ -140,19 +173,25 @@ CHANGE = "change by the first layer, training / inference"
 
 
 def _used(weigh: Callable, capacity: float = 0.75, steps: int = 40) -> dict:
-    """Train, then the same rows in training mode and in evaluation mode, where the predictors choose."""
+    """Train, then the same rows in training mode and in evaluation mode, where the predictors
+    choose.
+    """
     model, rows, changed, judged = byte_model(), _held_out(64), {}, {}
     _attach(model, weigh=weigh, capacity=capacity, layers=[0, 1])
-    _by_muon(model, steps, loss=mixture_of_depths.loss(weight=0.1))
+    _by_muon(model, steps, loss=depths.loss(weight=0.1))
 
     def change(_, args: tuple, out: Tensor) -> None:
         way = (out - args[0]).norm(dim=-1)
-        changed[model.training] = float(way[way > 0].square().mean().sqrt())  # of the tokens that were worked on
+        # of the tokens that were worked on
+        changed[model.training] = float(way[way > 0].square().mean().sqrt())
 
-    hook = model.model.layers[0].register_forward_hook(change)  # the first: its input is the same in both
+    # the first: its input is the same in both
+    hook = model.model.layers[0].register_forward_hook(change)
     for training in (True, False):
         with torch.no_grad():
-            judged[training] = float(mean_loss(model.train(training), {"input_ids": rows, "labels": rows}))
+            judged[training] = float(
+                mean_loss(model.train(training), {"input_ids": rows, "labels": rows})
+            )
     hook.remove()
     return {
         "weight": "softmax over the chosen" if weigh is share_of_the_chosen else "sigmoid",
@@ -182,7 +221,9 @@ def kept(momentum: Tensor, gradient: Tensor) -> Tensor:
 class ByRule(Optimizer):
     """Muon with plain momentum, each update made by the rule."""
 
-    def __init__(self, params: list[nn.Parameter], lr: float, rule: Callable[[Tensor, Tensor], Tensor]):
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, rule: Callable[[Tensor, Tensor], Tensor]
+    ):
         super().__init__(params, dict(lr=lr))
         self.rule = rule
 
@@ -191,7 +232,10 @@ class ByRule(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-                p.sub_(self.rule(momentum, p.grad), alpha=group["lr"] * muon.scale(*p.shape, "original"))
+                p.sub_(
+                    self.rule(momentum, p.grad),
+                    alpha=group["lr"] * muon.scale(*p.shape, "original"),
+                )
 
 
 def _to_eight_bits(optimizer: Optimizer, *_) -> None:
@@ -203,9 +247,11 @@ def _to_eight_bits(optimizer: Optimizer, *_) -> None:
 
 
 def _followed(rule: Callable, *, eight_bits: bool = False, steps: int = 20) -> dict:
-    """Prose, then as many steps of code: whether the last updates go where the gradients now point."""
+    """Prose, then as many steps of code: whether the last updates go where the gradients now
+    point.
+    """
     model = byte_model()
-    optimizers = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    optimizers = groups.optimizers(model, lr=0.02, adamw_lr=0.02)
     matrices = [p for group in optimizers[0].param_groups for p in group["params"]]
     optimizers[0] = ByRule(matrices, lr=0.02, rule=rule)
     if eight_bits:
@@ -217,7 +263,10 @@ def _followed(rule: Callable, *, eight_bits: bool = False, steps: int = 20) -> d
             m.lerp_(p.grad, 0.05)
         before[:] = [p.detach().clone() for p in matrices]
         if len(updates) == 2 * steps - 1:  # the last trend is the one asked for
-            wanted[:] = [muon.orthogonalise(p.grad.lerp(m, 0.95)) for p, m in zip(matrices, trend, strict=True)]
+            wanted[:] = [
+                muon.orthogonalise(p.grad.lerp(m, 0.95))
+                for p, m in zip(matrices, trend, strict=True)
+            ]
 
     def compare(*_) -> None:
         updates.append([was - p.detach() for was, p in zip(before, matrices, strict=True)])
@@ -236,9 +285,11 @@ def _followed(rule: Callable, *, eight_bits: bool = False, steps: int = 20) -> d
 
 
 def _cosine(some: list[Tensor], others: list[Tensor]) -> float:
-    """The mean over matrices."""
+    """Return the mean over matrices."""
     pairs = zip(some, others, strict=True)
-    return float(torch.stack([F.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]).mean())
+    return float(
+        torch.stack([F.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in pairs]).mean()
+    )
 
 
 # P63: a perplexity with the balance loss in it
@@ -253,7 +304,9 @@ def _mixture(**config) -> nn.Module:
 
 @cache  # three runs ask for two trainings; callers must not write into the answer
 def _balanced(coefficient: float) -> dict[str, Tensor]:
-    """Weights after a few steps. transformers' balance loss is k = 2 where ours is 1, hence the factor."""
+    """Weights after a few steps. transformers' balance loss is k = 2 where ours is 1, hence the
+    factor.
+    """
     model = _mixture()
     _by_muon(model, 30, loss=moe.loss(balance_weight=2 * coefficient, z_weight=0.0))
     return model.state_dict()
@@ -284,7 +337,10 @@ def _reported(perplexity: Callable, *, trained_with: tuple[float, float] = (WEAK
         "perplexity where the config says 0.001": perplexities[0],
         "perplexity where it says 0.5": perplexities[1],
         "risen by": perplexities[1] / perplexities[0],
-        "a default model's loss holds a balance": _mixture()(input_ids=rows[:4], labels=rows[:4]).aux_loss is not None,
+        "a default model's loss holds a balance": _mixture()(
+            input_ids=rows[:4], labels=rows[:4]
+        ).aux_loss
+        is not None,
         "a coefficient written into the config later is read": _read_later(rows[:4]),
     }
 
@@ -302,13 +358,13 @@ def _read_later(rows: Tensor) -> bool:
 
 
 def slow_norms(model: nn.Module) -> tuple[list[Optimizer], Callable]:
-    optimizers = param_groups.optimizers(model, lr=3e-4, adamw_lr=9e-5)  # norms: AdamW
+    optimizers = groups.optimizers(model, lr=3e-4, adamw_lr=9e-5)  # norms: AdamW
     schedule = train.cosine(10_000, warmup=100)  # of the 102 steps, 100 are warm-up
     return optimizers, schedule
 
 
 def moving_norms(model: nn.Module) -> tuple[list[Optimizer], Callable]:
-    optimizers = param_groups.optimizers(model, lr=3e-4, adamw_lr=3e-3)
+    optimizers = groups.optimizers(model, lr=3e-4, adamw_lr=3e-3)
     schedule = train.cosine(10_000, warmup=10)
     return optimizers, schedule
 
@@ -319,8 +375,12 @@ def _norms(rates_of: Callable, dtype: torch.dtype = torch.float32, *, steps: int
     optimizers, schedule = rates_of(model)
     start, rate = weight_movement.snapshot(model), optimizers[1].param_groups[0]["lr"]
     warmup = next(step for step in range(steps) if schedule(step) == 1) + 1
-    records = learn(model, steps=steps, optimizers=optimizers, data=batches(rows=2), schedule=schedule, clip=0)
-    norms = [m for m in weight_movement.audit(model, start, optimizers, records) if "norm" in m.parameter]
+    records = learn(
+        model, steps=steps, optimizers=optimizers, data=batches(rows=2), schedule=schedule, clip=0
+    )
+    norms = [
+        m for m in weight_movement.audit(model, start, optimizers, records) if "norm" in m.parameter
+    ]
     named = dict(model.named_parameters())
     far = max(float((named[m.parameter].detach().float() - 1).abs().max()) for m in norms)
     rates = rate * sum(schedule(step) for step in range(steps))
@@ -381,7 +441,8 @@ class Chosen(nn.Module):
         logits, _, picked = self.gate(flat)
         p = logits.float().softmax(dim=-1).view(B, T, -1)  # (B, T, E)
         served = self.choose(p, picked.shape[-1])  # (B, T, E) of booleans
-        every = torch.arange(p.shape[-1]).expand(B * T, -1)  # a weight of 0 is as good as not chosen
+        # a weight of 0 is as good as not chosen
+        every = torch.arange(p.shape[-1]).expand(B * T, -1)
         return self.experts(flat, every, (p * served).to(x.dtype).flatten(0, 1)).view_as(x)
 
 
@@ -394,7 +455,9 @@ def choosing(who: str) -> nn.Module:
 
 def _chosen_by(who: str, steps: int = 30) -> dict:
     model = choosing(who)
-    _by_muon(model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm)
+    _by_muon(
+        model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm
+    )
     return {"chosen by": who} | _with_another_end(model.eval())
 
 
@@ -417,13 +480,18 @@ PITFALLS = [
     Pitfall(
         id="P60",
         title="Skipped tokens that double",
-        symptom="Hidden states grow by orders of magnitude from layer to layer, and the loss stands still.",
+        symptom="Hidden states grow by orders of magnitude from layer to layer, and the loss "
+        "stands still.",
         claim="bf16 weights (the write-up on MoE and Muon)",
-        verdict="With bf16 weights the stream keeps its size and the loss falls as in fp32. The skip path adds x to an "
-        "output that already is x, so every layer doubles the tokens that it skips. This small model learns in spite "
-        "of it, because every norm divides the size out again. So the fault is certain, but not that it alone stopped "
+        verdict="With bf16 weights the stream keeps its size and the loss falls as in fp32. "
+        "The skip path adds x to an "
+        "output that already is x, so every layer doubles the tokens that it skips. This small "
+        "model learns in spite "
+        "of it, because every norm divides the size out again. So the fault is certain, but "
+        "not that it alone stopped "
         f"the write-up's training. Seen on {VERSIONS}.",
-        fix="A skipped token leaves the layer unchanged, to the bit. Test that, and look at the stream by layer.",
+        fix="A skipped token leaves the layer unchanged, to the bit. Test that, and look at "
+        "the stream by layer.",
         broken=lambda: _grown(skipped_twice),
         fixed=lambda: _grown(skipped_once),
         seen=lambda facts: facts["grown by"] > 4 and facts["grown by, of 48 layers"] > 1000,
@@ -437,10 +505,13 @@ PITFALLS = [
         title="A layer that counts for a share in training and in full at inference",
         symptom="The loss in training is fine; the same rows in evaluation mode are worse.",
         claim="the capacity leaves out too many tokens (folklore)",
-        verdict="With half the tokens and a sigmoid, training and inference agree. A softmax over the k chosen tokens "
-        "is 1 / k on average. In training it shrank the layer about k times, so the layer learned large outputs; at "
+        verdict="With half the tokens and a sigmoid, training and inference agree. A softmax "
+        "over the k chosen tokens "
+        "is 1 / k on average. In training it shrank the layer about k times, so the layer "
+        "learned large outputs; at "
         f"inference they counted in full. Seen on {VERSIONS}.",
-        fix="Weigh each token by itself, with a sigmoid, in both modes; and test that training and inference agree.",
+        fix="Weigh each token by itself, with a sigmoid, in both modes; and test that training "
+        "and inference agree.",
         broken=lambda: _used(share_of_the_chosen),
         fixed=lambda: _used(sigmoid_of_each),
         seen=lambda facts: facts[CHANGE] < 0.5 and facts["lost on the way"] > 0,
@@ -452,10 +523,14 @@ PITFALLS = [
     Pitfall(
         id="P62",
         title="A momentum that is overwritten",
-        symptom="Muon's loss falls more slowly than it should, and hardly follows when the text changes.",
-        claim="eight bits are too few for a momentum (folklore; the write-up on MoE and Muon names its own Muon so)",
-        verdict="Rounded to eight bits, the momentum follows the gradients nearly as in fp32. Orthogonalised and "
-        "written back, it has size one in every direction, and the gradients are hundredths of that. So new gradients "
+        symptom="Muon's loss falls more slowly than it should, and hardly follows when the "
+        "text changes.",
+        claim="eight bits are too few for a momentum (folklore; the write-up on MoE and Muon "
+        "names its own Muon so)",
+        verdict="Rounded to eight bits, the momentum follows the gradients nearly as in fp32. "
+        "Orthogonalised and "
+        "written back, it has size one in every direction, and the gradients are hundredths of "
+        "that. So new gradients "
         f"hardly turn it, and it keeps its first direction. Seen on {VERSIONS}.",
         fix="Keep the average of the gradients; orthogonalise a copy for the step.",
         broken=lambda: _followed(overwritten),
@@ -471,12 +546,17 @@ PITFALLS = [
         title="A perplexity with the balance loss in it",
         symptom="The larger the coefficient of the balance loss, the worse the perplexity.",
         claim="a balanced router costs language (folklore)",
-        verdict="Trained with either coefficient, the cross-entropy is about the same. With output_router_logits=True "
-        "the model's loss is cross-entropy plus coefficient times balance loss, in evaluation too, and exp of that is "
-        "no perplexity. With the default, False, the balance loss is missing in training too. The write-up on MoE "
-        "and Muon says that the loss 'already includes' it. And the coefficient is read when the model is "
+        verdict="Trained with either coefficient, the cross-entropy is about the same. With "
+        "output_router_logits=True "
+        "the model's loss is cross-entropy plus coefficient times balance loss, in evaluation "
+        "too, and exp of that is "
+        "no perplexity. With the default, False, the balance loss is missing in training too. "
+        "The write-up on MoE "
+        "and Muon says that the loss 'already includes' it. And the coefficient is read when "
+        "the model is "
         f"built; a later change of the config does nothing. Seen on {VERSIONS}.",
-        fix="Judge by the cross-entropy of the logits (train.evaluate); let the loop add the balance loss (moe.loss).",
+        fix="Judge by the cross-entropy of the logits (train.evaluate); let the loop add the "
+        "balance loss (moe.loss).",
         broken=lambda: _reported(of_the_loss),
         fixed=lambda: _reported(of_the_logits),
         seen=lambda facts: facts["risen by"] > 1.5,
@@ -487,14 +567,20 @@ PITFALLS = [
     Pitfall(
         id="P64",
         title="Norms that stay near one: stuck, or early",
-        symptom="After a hundred steps no norm is further from 1 than a few thousandths, yet they are not exactly 1.",
-        claim="bf16 weights hold them, then Muon's rate is too small (the write-up on MoE and Muon)",
-        verdict="With bf16 weights at this rate the norms are exactly 1: no entry changes. Muon does not train norms, "
-        "AdamW does, and it moves an entry by about the learning rate per step at most. Here most steps are warm-up, "
-        "and the sum of all rates is about how far the norms came. So they moved nearly as far as they could. With "
+        symptom="After a hundred steps no norm is further from 1 than a few thousandths, yet "
+        "they are not exactly 1.",
+        claim="bf16 weights hold them, then Muon's rate is too small (the write-up on MoE and "
+        "Muon)",
+        verdict="With bf16 weights at this rate the norms are exactly 1: no entry changes. "
+        "Muon does not train norms, "
+        "AdamW does, and it moves an entry by about the learning rate per step at most. Here "
+        "most steps are warm-up, "
+        "and the sum of all rates is about how far the norms came. So they moved nearly as far "
+        "as they could. With "
         "the same Muon, a higher rate of AdamW and a short warm-up, they move further. "
         f"Seen on {VERSIONS}.",
-        fix="Compare the distance with the sum of the rates (weight_movement.audit) before you call anything stuck.",
+        fix="Compare the distance with the sum of the rates (weight_movement.audit) before you "
+        "call anything stuck.",
         broken=lambda: _norms(slow_norms),
         fixed=lambda: _norms(moving_norms),
         seen=lambda facts: 0 < facts["furthest entry from 1"] < 0.01,
@@ -506,13 +592,18 @@ PITFALLS = [
     Pitfall(
         id="P65",
         title="Experts that choose see the future",
-        symptom="The logits of a token depend on the tokens after it; token by token the model gives other logits.",
+        symptom="The logits of a token depend on the tokens after it; token by token the model "
+        "gives other logits.",
         claim="any limit on the tokens of an expert does that (folklore)",
-        verdict="With the same limit, first come first served, no later token changes an earlier logit. Where each "
-        "expert takes the best tokens of a row, later tokens decide whether an earlier one is served. Such a model "
-        "cannot generate what it is evaluated on. On a model this small, trained this briefly, its loss gains next to "
+        verdict="With the same limit, first come first served, no later token changes an "
+        "earlier logit. Where each "
+        "expert takes the best tokens of a row, later tokens decide whether an earlier one is "
+        "served. Such a model "
+        "cannot generate what it is evaluated on. On a model this small, trained this briefly, "
+        "its loss gains next to "
         f"nothing by it; elsewhere the gain may be large. Seen on {VERSIONS}.",
-        fix="Let tokens choose, and spread the load by a balance loss; or fill a limit from left to right.",
+        fix="Let tokens choose, and spread the load by a balance loss; or fill a limit from "
+        "left to right.",
         broken=lambda: _chosen_by("experts"),
         fixed=lambda: _chosen_by("tokens"),
         seen=lambda facts: facts[FUTURE] > 0.01,

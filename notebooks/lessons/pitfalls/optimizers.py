@@ -1,12 +1,14 @@
-"""Optimizers and schedules: a learning rate depends on the optimizer's convention, on its partner, and on its clock.
+"""Optimizers and schedules: a learning rate depends on the optimizer's convention, on its partner,
+and on its clock.
 
-The convention: torch's Muon offers two, and the same rate moves a matrix by very different amounts in them (P30). The
-partner: Muon takes hidden matrices only, and an AdamW beside it trains the rest at a rate of its own. The module that
-owns a parameter decides where it belongs, not its `ndim` (P31). The clock: a schedule counts optimizer steps, starts
-above zero and stays at zero after the end (P34). And a weight can move without a gradient (P35).
+The convention: torch's Muon offers two, and the same rate moves a matrix by very different amounts
+in them (P30). The partner: Muon takes hidden matrices only, and an AdamW beside it trains the rest
+at a rate of its own. The module that owns a parameter decides where it belongs, not its `ndim`
+(P31). The clock: a schedule counts optimizer steps, starts above zero and stays at zero after the
+end (P34). And a weight can move without a gradient (P35).
 
-Footgun: every one of these lowers the loss. A run with a wrong rate looks slow, not broken, and a slow run looks like a
-hard problem until the same steps are made with the right rate.
+Footgun: every one of these lowers the loss. A run with a wrong rate looks slow, not broken, and a
+slow run looks like a hard problem until the same steps are made with the right rate.
 """
 
 import warnings
@@ -21,17 +23,21 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lessons.pitfalls import VERSIONS, Pitfall, bench
 from nblib import train
-from nblib.methods import param_groups
+from nblib.methods.muon import groups
 
 STEPS = 40
 
 # ---------------------------------------------------------------- P30
 
 
-def from_scratch(make: Callable[[nn.Module], list[Optimizer]], *, family: str = "qwen3", steps: int = STEPS) -> float:
+def from_scratch(
+    make: Callable[[nn.Module], list[Optimizer]], *, family: str = "qwen3", steps: int = STEPS
+) -> float:
     """Held-out loss of a new model after a few steps with these optimizers."""
     model = bench.byte_model(family=family)
-    bench.learn(model, steps=steps, optimizers=make(model), schedule=train.cosine(steps, warmup=5), clip=0)
+    bench.learn(
+        model, steps=steps, optimizers=make(model), schedule=train.cosine(steps, warmup=5), clip=0
+    )
     return bench.held_out_loss(model)
 
 
@@ -46,7 +52,7 @@ def start_loss() -> float:
 
 
 def both_rates_cut(model: nn.Module) -> list[Optimizer]:
-    return param_groups.optimizers(
+    return groups.optimizers(
         model,
         lr=3e-4,  # of Muon, for the hidden matrices
         adamw_lr=9e-5,  # at fault: embeddings, head and norms hardly learn
@@ -55,7 +61,7 @@ def both_rates_cut(model: nn.Module) -> list[Optimizer]:
 
 
 def each_its_own_rate(model: nn.Module) -> list[Optimizer]:
-    return param_groups.optimizers(
+    return groups.optimizers(
         model,
         lr=0.02,  # usual for Muon in this convention
         adamw_lr=3e-3,  # usual for AdamW alone
@@ -65,7 +71,7 @@ def each_its_own_rate(model: nn.Module) -> list[Optimizer]:
 
 def muon_run(lr: float, aux: float, *, adjust: str = "original") -> dict:
     """Muon on the hidden matrices at `lr`, AdamW on embeddings, head and norms at `aux`."""
-    return _with_rates(lambda model: param_groups.optimizers(model, lr=lr, adamw_lr=aux, adjust=adjust))
+    return _with_rates(lambda model: groups.optimizers(model, lr=lr, adamw_lr=aux, adjust=adjust))
 
 
 def _with_rates(make: Callable[[nn.Module], list[Optimizer]]) -> dict:
@@ -81,7 +87,7 @@ def _with_rates(make: Callable[[nn.Module], list[Optimizer]]) -> dict:
 
 
 def _share(loss: float) -> float:
-    """What a run gained, as a share of what AdamW alone gains."""
+    """Return what a run gained, as a share of what AdamW alone gains."""
     return (start_loss() - loss) / (start_loss() - adamw_loss())
 
 
@@ -97,7 +103,7 @@ def step_size(rows: int, columns: int, *, adjust: str, lr: float = 1.0) -> float
 
 
 def by_shape(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optimizer]:
-    """The split of torch's own example."""
+    """Return the split of torch's own example."""
     params = list(model.parameters())
     hidden = [p for p in params if p.ndim == 2]  # at fault: also the embedding
     rest = [p for p in params if p.ndim != 2]
@@ -108,8 +114,8 @@ def by_shape(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optim
 
 
 def by_module(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optimizer]:
-    """The split by the module that owns each parameter."""
-    where = param_groups.assign(model)  # looks at the module that owns it
+    """Return the split by the module that owns each parameter."""
+    where = groups.assign(model)  # looks at the module that owns it
     named = dict(model.named_parameters())
     hidden = [p for name, p in named.items() if where[name].optimizer == "Muon"]
     rest = [p for name, p in named.items() if where[name].optimizer == "AdamW"]
@@ -120,14 +126,18 @@ def by_module(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Opti
 
 
 def wrongly_taken(family: str, *, tied: bool = True) -> list[str]:
-    """What `ndim == 2` gives to Muon although it belongs in AdamW."""
+    """Return what `ndim == 2` gives to Muon although it belongs in AdamW."""
     model = bench.byte_model(family=family, tie_word_embeddings=tied)
-    where = param_groups.assign(model)
-    return [name for name, p in model.named_parameters() if p.ndim == 2 and where[name].optimizer != "Muon"]
+    where = groups.assign(model)
+    return [
+        name
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and where[name].optimizer != "Muon"
+    ]
 
 
 def stacked_experts() -> str:
-    """What torch's Muon says to the stacked experts of a mixture model."""
+    """Return what torch's Muon says to the stacked experts of a mixture model."""
     experts = [p for p in bench.byte_model(family="qwen3_moe").parameters() if p.ndim == 3]
     try:
         Muon(experts)
@@ -137,7 +147,9 @@ def stacked_experts() -> str:
 
 
 def split_run(split: str, lr: float = 3e-3, *, adjust: str = "match_rms_adamw") -> dict:
-    """A new dense model with its parameters divided between Muon and AdamW by 'ndim == 2' or 'by module'."""
+    """Return A new dense model with its parameters divided between Muon and AdamW by 'ndim == 2' or
+    'by module'.
+    """
     deal = {"ndim == 2": by_shape, "by module": by_module}[split]
     loss = from_scratch(lambda model: deal(model, lr, 3e-3, adjust))
     return {
@@ -160,7 +172,7 @@ plain_cosine = tf.get_cosine_schedule_with_warmup  # starts at zero, and rises a
 
 
 def clamped_cosine(optimizer: Optimizer, warmup: int, plan: int) -> LambdaLR:
-    """The cosine of nblib: it starts above zero, and stays at zero after the plan."""
+    """Return the cosine of nblib: it starts above zero, and stays at zero after the plan."""
     return LambdaLR(optimizer, train.cosine(plan, warmup=warmup))
 
 
@@ -184,8 +196,12 @@ def clock_per_step(optimizer, backward, accumulate, plan, schedule=clamped_cosin
         clock.step()  # once per optimizer step
 
 
-def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, accumulate: int = 4) -> dict:
-    """Steps of four micro-batches; `schedule` is the cosine of 'transformers' or of 'nblib'."""
+def scheduled(
+    schedule: str, *, per_micro_batch: bool = False, steps: int = 24, accumulate: int = 4
+) -> dict:
+    """Return steps of four micro-batches; `schedule` is the cosine of 'transformers' or of
+    'nblib'.
+    """
     model, data = bench.trained(), bench.batches("code", rows=2)
     optimizer = AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     first, rates, facts = model.model.norm.weight.detach().clone(), [], {}
@@ -205,13 +221,21 @@ def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, 
     run = clock_per_micro_batch if per_micro_batch else clock_per_step
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run(optimizer, lambda: (bench.mean_loss(model, next(data)) / accumulate).backward(), accumulate, steps, cosine)
+        run(
+            optimizer,
+            lambda: (bench.mean_loss(model, next(data)) / accumulate).backward(),
+            accumulate,
+            steps,
+            cosine,
+        )
     top = rates.index(max(rates[:steps]))
     return {
         "schedule": schedule,
         "stepped per": "micro-batch" if per_micro_batch else "optimizer step",
         "first step moves": facts["moved"],
-        "steps until the rate is zero": next((i for i, r in enumerate(rates) if i > top and r < 1e-9), None),
+        "steps until the rate is zero": next(
+            (i for i, r in enumerate(rates) if i > top and r < 1e-9), None
+        ),
         "steps planned": steps,
         "rate climbs again": any(b > a + 1e-12 for a, b in zip(rates[top:], rates[top + 1 :])),
         "loss after": facts["loss"],
@@ -242,7 +266,7 @@ def gradients_removed(optimizer: Optimizer, loss: Tensor) -> None:
 
 
 def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
-    """A weight that takes part in the first two steps and in none of the next five."""
+    """Return A weight that takes part in the first two steps and in none of the next five."""
     take_step = gradients_removed if set_to_none else gradients_set_to_zero
     with bench.seeded():
         model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
@@ -260,7 +284,9 @@ def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
 
 
 def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> list[dict]:
-    """Time of one AdamW step in its three implementations, also relative to the plain loop over tensors."""
+    """Time of one AdamW step in its three implementations, also relative to the plain loop over
+    tensors.
+    """
     kinds = {"plain": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
 
     def step_of(kind: dict) -> Callable[[], None]:
@@ -278,7 +304,8 @@ def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> lis
 
     medians = bench.medians({name: step_of(kind) for name, kind in kinds.items()}, rounds)
     return [
-        {"AdamW": name, "ms per step": 1000 * t, "times plain": t / medians["plain"]} for name, t in medians.items()
+        {"AdamW": name, "ms per step": 1000 * t, "times plain": t / medians["plain"]}
+        for name, t in medians.items()
     ]
 
 
@@ -286,13 +313,18 @@ PITFALLS = [
     Pitfall(
         id="P30",
         title="Muon's rate is a convention, and the AdamW beside it needs a rate of its own",
-        symptom="with Muon the loss hardly falls, though its gradients are fine and nothing is clipped",
+        symptom="with Muon the loss hardly falls, though its gradients are fine and nothing is "
+        "clipped",
         claim="Muon's rate of 3e-4 is too small to train anything (write-up)",
-        verdict="Muon's rate is not what stops the run: at 3e-4, with a usual AdamW rate beside it, most of the gain "
-        "is there. What stops it is the AdamW rate, which was cut along with Muon's: embeddings, head and norms "
-        "hardly learn. To gain from Muon itself, its rate has to fit its convention, about 0.02 with 'original'. Seen "
+        verdict="Muon's rate is not what stops the run: at 3e-4, with a usual AdamW rate "
+        "beside it, most of the gain "
+        "is there. What stops it is the AdamW rate, which was cut along with Muon's: "
+        "embeddings, head and norms "
+        "hardly learn. To gain from Muon itself, its rate has to fit its convention, about "
+        "0.02 with 'original'. Seen "
         f"with {VERSIONS}.",
-        fix="choose both rates: 0.02 with 'original', or AdamW's with 'match_rms_adamw'; AdamW's own for the rest",
+        fix="choose both rates: 0.02 with 'original', or AdamW's with 'match_rms_adamw'; "
+        "AdamW's own for the rest",
         broken=lambda: _with_rates(both_rates_cut),
         claimed=lambda: muon_run(3e-4, 3e-3),
         fixed=lambda: _with_rates(each_its_own_rate),
@@ -307,11 +339,14 @@ PITFALLS = [
         title="Not every matrix is a hidden matrix",
         symptom="Muon is slower than AdamW with the split of torch's own example",
         claim="the rate is too small for Muon",
-        verdict="The rate is not too small: with the split by module, one ten times smaller does well. The split by "
-        "ndim == 2 is at fault: it also gives Muon the embedding, an untied head and routers. It leaves out experts "
-        "stacked in three dimensions, which torch's Muon refuses. At a much larger rate (0.02 'original') the wrong "
+        verdict="The rate is not too small: with the split by module, one ten times smaller "
+        "does well. The split by "
+        "ndim == 2 is at fault: it also gives Muon the embedding, an untied head and routers. "
+        "It leaves out experts "
+        "stacked in three dimensions, which torch's Muon refuses. At a much larger rate (0.02 "
+        "'original') the wrong "
         f"split trains too, but less well, so the fault is easy to miss. Seen with {VERSIONS}.",
-        fix="nblib.methods.param_groups.assign: it asks the module that owns each parameter",
+        fix="nblib.methods.muon.groups.assign: it asks the module that owns each parameter",
         broken=lambda: split_run("ndim == 2"),
         claimed=lambda: split_run("by module", lr=3e-4),
         fixed=lambda: split_run("by module"),
@@ -326,11 +361,15 @@ PITFALLS = [
         title="A schedule that counts micro-batches, and rises again after the end",
         symptom="the rate is zero long before the end of training, and rises again afterwards",
         claim="accumulation makes the batch larger, so the rate is too small for it",
-        verdict="Accumulation is not the cause: with a schedule that counts optimizer steps, twice as much of it is "
-        "fine. The broken schedule counted micro-batches, so it ended too early. A plain cosine is periodic, so it "
-        "came back after its end. The loss hardly shows the fault, and the only warning, about the order of calls, "
+        verdict="Accumulation is not the cause: with a schedule that counts optimizer steps, "
+        "twice as much of it is "
+        "fine. The broken schedule counted micro-batches, so it ended too early. A plain "
+        "cosine is periodic, so it "
+        "came back after its end. The loss hardly shows the fault, and the only warning, about "
+        "the order of calls, "
         f"points elsewhere. Seen with {VERSIONS}.",
-        fix="one schedule step per optimizer step; (step + 1) / warmup; clamp the progress at 1 (train.cosine)",
+        fix="one schedule step per optimizer step; (step + 1) / warmup; clamp the progress at "
+        "1 (train.cosine)",
         broken=lambda: scheduled("transformers", per_micro_batch=True),
         claimed=lambda: scheduled("nblib", accumulate=8),
         fixed=lambda: scheduled("nblib"),
@@ -345,8 +384,10 @@ PITFALLS = [
         title="A gradient of zero is not the same as no gradient",
         symptom="the weights of an unused branch or expert keep moving",
         claim="it is the weight decay",
-        verdict="Weight decay is not the cause: without a gradient, AdamW skips the weight, decay included. With "
-        "set_to_none=False the weight has a gradient of zero, and AdamW goes on moving it by its momentum. Seen with "
+        verdict="Weight decay is not the cause: without a gradient, AdamW skips the weight, "
+        "decay included. With "
+        "set_to_none=False the weight has a gradient of zero, and AdamW goes on moving it by "
+        "its momentum. Seen with "
         f"{VERSIONS}.",
         fix="leave zero_grad() at its default",
         broken=lambda: unused_weight(set_to_none=False),

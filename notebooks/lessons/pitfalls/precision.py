@@ -1,11 +1,11 @@
 """Where low precision ruins a training run, and where it is blamed for another fault.
 
-Three different things are called "bf16 training". Parameters in bf16 lose small updates (P24, P25). Products in bf16
-under autocast, with parameters in fp32, cost a fine-tune nothing that it notices. fp16 overflows (P26) and underflows,
-which is why it needs a loss scaler (loss_scaling.py).
+Three different things are called "bf16 training". Parameters in bf16 lose small updates (P24, P25).
+Products in bf16 under autocast, with parameters in fp32, cost a fine-tune nothing that it notices.
+fp16 overflows (P26) and underflows, which is why it needs a loss scaler (loss_scaling.py).
 
-Footgun: a run that loses nine tenths of its updates still lowers its loss a little, and nothing raises. Compare it with
-fp32 on the same batches to see what is missing.
+Footgun: a run that loses nine tenths of its updates still lowers its loss a little, and nothing
+raises. Compare it with fp32 on the same batches to see what is missing.
 """
 
 import copy
@@ -19,12 +19,20 @@ import transformers as tf
 from safetensors.torch import load_file
 from torch import nn
 
-from lessons.bf16_adamw import BF16AdamW
 from lessons.pitfalls import VERSIONS, Pitfall, bench
 from lessons.pitfalls.hf_trainer import checkpointed_then_adapted
+from nblib.methods.muon.bf16_adamw import BF16AdamW
 
 STEPS, RATE = 40, 1e-5
-MODES = ("fp32", "bf16", "fp32 + autocast", "bf16, stochastic", "bf16, kahan", "bf16, nearest", "fp32, norms frozen")
+MODES = (
+    "fp32",
+    "bf16",
+    "fp32 + autocast",
+    "bf16, stochastic",
+    "bf16, kahan",
+    "bf16, nearest",
+    "fp32, norms frozen",
+)
 
 
 # ---------------------------------------------------------------- P24
@@ -52,7 +60,9 @@ def fp32_weights(model: nn.Module, batches: Iterator, lr: float) -> None:
 
 
 def _another_way(mode: str, model: nn.Module, batches: Iterator, lr: float) -> None:
-    """The other modes: fp32 without autocast, or bf16 weights written by an optimizer that knows about rounding."""
+    """Try the other modes: fp32 without autocast, or bf16 weights written by an optimizer that
+    knows about rounding.
+    """
     if mode == "fp32, norms frozen":
         for p in model.parameters():
             p.requires_grad_(p.ndim > 1)
@@ -66,7 +76,10 @@ def _another_way(mode: str, model: nn.Module, batches: Iterator, lr: float) -> N
 
 @cache  # deterministic, and several cells want the same run; callers must not write into the facts
 def fine_tune(mode: str, lr: float = RATE) -> dict:
-    """The prose model on code for a few small steps. Only how weights are stored and written differs between modes."""
+    """Return the prose model on code for a few small steps.
+
+    Only how weights are stored and written differs between modes.
+    """
     if mode not in MODES:
         raise ValueError(f"mode = {mode!r}: allowed are {'; '.join(MODES)}")
     shown = {"bf16": bf16_weights, "fp32 + autocast": fp32_weights}
@@ -82,7 +95,8 @@ def fine_tune(mode: str, lr: float = RATE) -> dict:
         "loss before": before,
         "loss after": after,
         "nats won": before - after,
-        "entries moved": sum(m * p.numel() for m, p in zip(moved, model.parameters())) / _size(model),
+        "entries moved": sum(m * p.numel() for m, p in zip(moved, model.parameters()))
+        / _size(model),
         "norms that moved": f"{sum(norms)} of {len(norms)}",
     }
 
@@ -99,7 +113,9 @@ def against_fp32(mode: str, lr: float = RATE) -> dict:
 
 def _p24_fixed() -> dict:
     """Three fixes; the facts are those of the worst."""
-    return min(map(against_fp32, ("fp32 + autocast", "bf16, stochastic", "bf16, kahan")), key=_share)
+    return min(
+        map(against_fp32, ("fp32 + autocast", "bf16, stochastic", "bf16, kahan")), key=_share
+    )
 
 
 def _share(facts: dict) -> float:
@@ -109,11 +125,18 @@ def _share(facts: dict) -> float:
 # ---------------------------------------------------------------- P25
 
 
-def trainer_logs(model: nn.Module, *, supervised: bool = True, steps: int = 4, **arguments) -> list[dict]:
+def trainer_logs(
+    model: nn.Module, *, supervised: bool = True, steps: int = 4, **arguments
+) -> list[dict]:
     """Loss, gradient norm and rate of each step, as the HF Trainer logs them, on rows of code."""
     rows = bench.stream("code")[: 4 * steps * 64].view(-1, 64)
-    data = [{"input_ids": row, "labels": row if supervised else torch.full_like(row, -100)} for row in rows]
-    usual = dict(max_steps=steps, per_device_train_batch_size=4, lr_scheduler_type="linear", seed=42)
+    data = [
+        {"input_ids": row, "labels": row if supervised else torch.full_like(row, -100)}
+        for row in rows
+    ]
+    usual = dict(
+        max_steps=steps, per_device_train_batch_size=4, lr_scheduler_type="linear", seed=42
+    )
     _, log = bench.run_trainer(tf.Trainer, model, data, **(usual | arguments))
     return [{k: line[k] for k in ("loss", "grad_norm", "learning_rate")} for line in log]
 
@@ -157,11 +180,17 @@ def _load_and_train(load: Callable[[str], tuple[nn.Module, tf.TrainingArguments]
 
 
 def large_activations(dtype: torch.dtype) -> nn.Module:
-    """A model whose activations pass 65504, as those of large models do. bf16 and fp32 can hold them, fp16 cannot."""
+    """Return A model whose activations pass 65504, as those of large models do. bf16 and fp32 can
+    hold them, fp16 cannot.
+    """
     model = bench.byte_model()
     with torch.no_grad():
         for block in model.model.layers:
-            for linear, factor in ((block.mlp.up_proj, 300), (block.mlp.gate_proj, 300), (block.mlp.down_proj, 30)):
+            for linear, factor in (
+                (block.mlp.up_proj, 300),
+                (block.mlp.gate_proj, 300),
+                (block.mlp.down_proj, 30),
+            ):
                 linear.weight.mul_(factor)
     return model.to(dtype)
 
@@ -177,8 +206,13 @@ def log_in_bf16(model: nn.Module, **arguments) -> dict:
 
 
 def first_log(dtype: torch.dtype, **arguments) -> dict:
-    """The Trainer's first line, for parameters of a dtype, beside the loss of one row computed by the model itself."""
-    row, log = bench.stream("code")[:64].view(1, -1), {torch.float16: log_in_fp16, torch.bfloat16: log_in_bf16}[dtype]
+    """Return the Trainer's first line, for parameters of a dtype, beside the loss of one row
+    computed by the model itself.
+    """
+    row, log = (
+        bench.stream("code")[:64].view(1, -1),
+        {torch.float16: log_in_fp16, torch.bfloat16: log_in_bf16}[dtype],
+    )
     with torch.no_grad():
         real = float(large_activations(dtype)(row, labels=row).loss)
     line = log(large_activations(torch.float32), **arguments)
@@ -192,20 +226,30 @@ def _p26_claimed() -> dict:
 
 
 def _p26_seen(facts: dict) -> bool:
-    return facts["loss"] == 0.0 and facts["grad_norm"] != facts["grad_norm"] and facts["learning_rate"] == 0.0
+    return (
+        facts["loss"] == 0.0
+        and facts["grad_norm"] != facts["grad_norm"]
+        and facts["learning_rate"] == 0.0
+    )
 
 
 PITFALLS = [
     Pitfall(
         id="P24",
         title="bf16 parameters lose small updates",
-        symptom="a fine-tune in bf16 hardly lowers its loss, and the norm weights keep their first value exactly",
-        claim="the norm weights are frozen at 1, and a model whose norms cannot move cannot learn (write-up)",
-        verdict="bf16 parameters win a small part of what fp32 wins at this rate. The norms are frozen, but that is "
-        "not the cause: fp32 with frozen norms wins nearly all of it. The cause is rounding: in every weight, an "
-        "update below half the distance to the next bf16 number is lost. At larger rates less is lost. Seen with "
+        symptom="a fine-tune in bf16 hardly lowers its loss, and the norm weights keep their "
+        "first value exactly",
+        claim="the norm weights are frozen at 1, and a model whose norms cannot move cannot "
+        "learn (write-up)",
+        verdict="bf16 parameters win a small part of what fp32 wins at this rate. The norms "
+        "are frozen, but that is "
+        "not the cause: fp32 with frozen norms wins nearly all of it. The cause is rounding: "
+        "in every weight, an "
+        "update below half the distance to the next bf16 number is lost. At larger rates less "
+        "is lost. Seen with "
         f"{VERSIONS}.",
-        fix="fp32 parameters under autocast; where memory does not allow it, stochastic rounding or Kahan summation",
+        fix="fp32 parameters under autocast; where memory does not allow it, stochastic "
+        "rounding or Kahan summation",
         broken=lambda: against_fp32("bf16"),
         claimed=lambda: against_fp32("fp32, norms frozen"),
         fixed=_p24_fixed,
@@ -218,10 +262,13 @@ PITFALLS = [
     Pitfall(
         id="P25",
         title="A bf16 file is loaded as bf16 parameters, and bf16=True does not change that",
-        symptom="the Trainer runs with bf16=True, the norms never move, and small rates change nothing",
+        symptom="the Trainer runs with bf16=True, the norms never move, and small rates change "
+        "nothing",
         claim="bf16=True was missing: with it, the Trainer keeps fp32 parameters (write-up)",
-        verdict="bf16=True does not help: the norms stay where they were. Since transformers 5, from_pretrained takes "
-        "the dtype of the file, and bf16=True only switches autocast on, which changes no parameter. Parameters "
+        verdict="bf16=True does not help: the norms stay where they were. Since transformers "
+        "5, from_pretrained takes "
+        "the dtype of the file, and bf16=True only switches autocast on, which changes no "
+        "parameter. Parameters "
         f"loaded in fp32 train with it and without it. Seen with {VERSIONS}.",
         fix="from_pretrained(..., dtype=torch.float32)",
         broken=lambda: _load_and_train(load_as_stored),
@@ -235,11 +282,15 @@ PITFALLS = [
     Pitfall(
         id="P26",
         title="loss 0.0, grad_norm nan, learning_rate 0.0",
-        symptom="the first line of the Trainer's log reads loss 0.0, grad_norm nan, learning_rate 0.0",
+        symptom="the first line of the Trainer's log reads loss 0.0, grad_norm nan, "
+        "learning_rate 0.0",
         claim="gradient checkpointing was enabled on the wrong side of the adapters (write-up)",
-        verdict="The rate of 0.0 is no fault; the other two numbers have one cause, activations that left the range of "
-        "fp16. The norm is nan, the loss is nan too, and the Trainer logs it as 0.0 (logging_nan_inf_filter). A "
-        "warm-up starts at a rate of 0.0 in healthy runs too. Adapters attached after checkpointing show nothing but "
+        verdict="The rate of 0.0 is no fault; the other two numbers have one cause, "
+        "activations that left the range of "
+        "fp16. The norm is nan, the loss is nan too, and the Trainer logs it as 0.0 "
+        "(logging_nan_inf_filter). A "
+        "warm-up starts at a rate of 0.0 in healthy runs too. Adapters attached after "
+        "checkpointing show nothing but "
         f"that rate. Seen with {VERSIONS}.",
         fix="bf16 or fp32; logging_nan_inf_filter=False; stop at the first loss that is not finite",
         broken=lambda: first_log(torch.float16, warmup_steps=2),

@@ -1,11 +1,13 @@
-"""P37, P47 and P48: gradients sent between processes, and what remains of output and checkpoints after a kill.
+"""P37, P47 and P48: gradients sent between processes, and what remains of output and checkpoints
+after a kill.
 
-These need real processes: two that add up their gradients over gloo, one that is killed while it prints, one that is
-killed while it writes. Each child is a short program, started with this Python. The functions that a child runs stand
-in its program with their source, and this process calls them too: they are run where they can be watched.
+These need real processes: two that add up their gradients over gloo, one that is killed while it
+prints, one that is killed while it writes. Each child is a short program, started with this Python.
+The functions that a child runs stand in its program with their source, and this process calls them
+too: they are run where they can be watched.
 
-Footgun: a child inherits the environment. PYTHONUNBUFFERED would hide P47, and the variables of torchrun would confuse
-P37, so both are taken out.
+Footgun: a child inherits the environment. PYTHONUNBUFFERED would hide P47, and the variables of
+torchrun would confuse P37, so both are taken out.
 """
 
 import contextlib
@@ -34,10 +36,12 @@ CHILD_HIDES = ("PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_A
 
 def _start(*command: str) -> subprocess.Popen:
     plain = {name: value for name, value in os.environ.items() if name not in CHILD_HIDES}
-    return subprocess.Popen(command, env=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ P37 no_sync
+# -------------------------------------------------------------------------------------- P37 no_sync
 def around_backward(model: DDP, x: Tensor) -> None:
     for i in range(4):
         # this forward pass decides that the backward sends, as it is outside no_sync
@@ -88,7 +92,8 @@ for where in sys.argv[3:]:
     if rank == 0:
         print(where, len(sent), norm, flush=True)
 Path(store + "." + str(rank)).touch()
-while not Path(store + "." + str(1 - rank)).exists():  # who leaves first cuts the other's connection
+# who leaves first cuts the other's connection
+while not Path(store + "." + str(1 - rank)).exists():
     time.sleep(0.01)
 os._exit(0)  # taking gloo's threads down has ended with "terminate called" on a busy machine
 """
@@ -101,15 +106,22 @@ class _Alone(nn.Sequential):
 
 
 def _norm_in_one_process(step: Callable[[nn.Module, Tensor], None]) -> float:
-    """The gradient of both processes' rows, as one process computes it: the mean over the processes."""
+    """Return the gradient of both processes' rows, as one process computes it: the mean over the
+    processes.
+    """
     model = _Alone(*_layers())
     for rank in (0, 1):
         step(model, _rows(rank))
     return _norm(model) / 2
 
 
-def _until_the_end(children: list[subprocess.Popen], *, seconds: float = 300) -> list[tuple[str, str]]:
-    """Output and errors of each. If one ends with an error the other waits for it, so then all are ended."""
+def _until_the_end(
+    children: list[subprocess.Popen], *, seconds: float = 300
+) -> list[tuple[str, str]]:
+    """Output and errors of each.
+
+    If one ends with an error the other waits for it, so then all are ended.
+    """
     until = time.monotonic() + seconds
     while any(child.poll() is None for child in children):
         if any(child.poll() for child in children) or time.monotonic() > until:
@@ -118,10 +130,13 @@ def _until_the_end(children: list[subprocess.Popen], *, seconds: float = 300) ->
     ended = [child.poll() for child in children]
     for child in children:
         child.kill()
-    written = [child.communicate() for child in children]  # a few lines, so the pipes cannot have been full
+    # a few lines, so the pipes cannot have been full
+    written = [child.communicate() for child in children]
     if any(code != 0 for code in ended):
         errors = "".join(error for _, error in written)
-        raise RuntimeError(f"the processes ended with {ended} (None: not in {seconds:.0f} s): {errors}")
+        raise RuntimeError(
+            f"the processes ended with {ended} (None: not in {seconds:.0f} s): {errors}"
+        )
     return written
 
 
@@ -129,7 +144,9 @@ def reductions(step: Callable[[nn.Module, Tensor], None]) -> dict:
     """All-reduces of a step of four micro-batches in two real processes."""
     with tempfile.TemporaryDirectory() as folder:
         program = (sys.executable, "-c", NO_SYNC)
-        children = [_start(*program, str(rank), f"{folder}/store", step.__name__) for rank in (0, 1)]
+        children = [
+            _start(*program, str(rank), f"{folder}/store", step.__name__) for rank in (0, 1)
+        ]
         written = _until_the_end(children)
     place, count, norm = written[0][0].split()
     return {
@@ -141,7 +158,7 @@ def reductions(step: Callable[[nn.Module, Tensor], None]) -> dict:
     }
 
 
-# ------------------------------------------------------------------------------------- P47 output only at the end
+# ----------------------------------------------------------------------- P47 output only at the end
 PRINTING = """
 import sys, time
 from pathlib import Path
@@ -174,10 +191,14 @@ def lines_left(start: Callable[..., subprocess.Popen]) -> dict:
         if not done.exists():
             raise RuntimeError(f"the process ended before it had printed: {error}")
     options = child.args[1 : child.args.index("-c")]
-    return {"python": " ".join(("python", *options)), "printed": 4, "arrived": len(output.splitlines())}
+    return {
+        "python": " ".join(("python", *options)),
+        "printed": 4,
+        "arrived": len(output.splitlines()),
+    }
 
 
-# ----------------------------------------------------------------------------------- P48 checkpoints that are torn
+# -------------------------------------------------------------------- P48 checkpoints that are torn
 def in_place(content: bytes, path: str) -> None:
     with open(path, "wb") as file:  # this line empties the last checkpoint
         file.write(content)
@@ -207,7 +228,9 @@ globals()[how](content, target)
 
 
 def killed_while_saving(save: Callable[[bytes, str], None]) -> dict:
-    """Save a checkpoint, then another one over it that is killed halfway; what can be loaded afterwards?"""
+    """Save a checkpoint, then another one over it that is killed halfway; what can be loaded
+    afterwards?
+    """
     model = byte_model(hidden=32)
     with tempfile.TemporaryDirectory() as folder:
         target, new = Path(folder) / "last.pt", Path(folder) / "new"
@@ -226,13 +249,17 @@ def killed_while_saving(save: Callable[[bytes, str], None]) -> dict:
 
 
 def damaged_folder() -> dict:
-    """The library's folders: the newest one is cut short by hand, and reading falls back to the one before it."""
+    """Return the library's folders: the newest one is cut short by hand, and reading falls back to
+    the one before it.
+    """
     model = byte_model(hidden=32)
     optimizer = torch.optim.AdamW(model.parameters())
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         for step in (1, 2):
-            checkpoint.save(Path(folder), checkpoint.capture(model, [optimizer], progress={"step": step}))
+            checkpoint.save(
+                Path(folder), checkpoint.capture(model, [optimizer], progress={"step": step})
+            )
         newest = checkpoint.folders(Path(folder))[0] / "model.safetensors"
         newest.write_bytes(newest.read_bytes()[:1000])
         with contextlib.redirect_stdout(printed):
@@ -245,12 +272,16 @@ PITFALLS = [
     Pitfall(
         id="P37",
         title="no_sync around backward only",
-        symptom="accumulation over several processes sends as many all-reduces as there are micro-batches",
+        symptom="accumulation over several processes sends as many all-reduces as there are "
+        "micro-batches",
         claim="",
-        verdict="With the forward pass outside, no_sync saves nothing. DistributedDataParallel decides in the forward "
-        "pass whether the backward will send. The gradients are the same, so only the count of all-reduces shows it. "
+        verdict="With the forward pass outside, no_sync saves nothing. DistributedDataParallel "
+        "decides in the forward "
+        "pass whether the backward will send. The gradients are the same, so only the count of "
+        "all-reduces shows it. "
         "Seen on torch 2.13, with gloo.",
-        fix="Put forward and backward inside no_sync, or add up gradients once per step as `nblib.train` does",
+        fix="Put forward and backward inside no_sync, or add up gradients once per step as "
+        "`nblib.train` does",
         broken=lambda: reductions(around_backward),
         fixed=lambda: reductions(around_both),
         seen=lambda facts: facts["all_reduces"] > 1,
@@ -261,9 +292,11 @@ PITFALLS = [
     Pitfall(
         id="P47",
         title="Output that arrives only at the end",
-        symptom="a run in a pipe or a log file shows nothing for minutes, and nothing at all after a kill",
+        symptom="a run in a pipe or a log file shows nothing for minutes, and nothing at all "
+        "after a kill",
         claim="",
-        verdict="None of the printed lines arrives. Python collects what it prints into a pipe in blocks, and a kill "
+        verdict="None of the printed lines arrives. Python collects what it prints into a pipe "
+        "in blocks, and a kill "
         "loses the last block. Seen on Python 3.11.",
         fix="`python -u`, `PYTHONUNBUFFERED=1`, or `flush=True` where it matters",
         broken=lambda: lines_left(buffered),
@@ -277,9 +310,11 @@ PITFALLS = [
         title="A checkpoint written over the last one",
         symptom="after a crash the newest checkpoint cannot be read, and it was the only one",
         claim="",
-        verdict="A kill while saving leaves neither the new state nor the old one. Opening a file for writing empties "
+        verdict="A kill while saving leaves neither the new state nor the old one. Opening a "
+        "file for writing empties "
         "it at once. Seen on torch 2.13.",
-        fix="Write under another name in the same folder, flush to the device, then rename: `nblib.checkpoint.save`",
+        fix="Write under another name in the same folder, flush to the device, then rename: "
+        "`nblib.checkpoint.save`",
         broken=lambda: killed_while_saving(in_place),
         fixed=lambda: killed_while_saving(renamed),
         seen=lambda facts: facts["killed"] and facts["step_left"] is None,

@@ -1,10 +1,11 @@
 """P39 and P40: a rollback that restores nothing, and hooks that look for a nan in the wrong place.
 
-A rollback that does nothing looks like a hard problem: the loss stays high, so the rate is cut again. A nan that no
-hook reports looks like a nan without a cause. Both are checked against what is known exactly: the weights before the
-spike, and the parameter whose gradient is nan.
+A rollback that does nothing looks like a hard problem: the loss stays high, so the rate is cut
+again. A nan that no hook reports looks like a nan without a cause. Both are checked against what is
+known exactly: the weights before the spike, and the parameter whose gradient is nan.
 
-Footgun: a module's backward hook sees the gradients of its *inputs and outputs*, never those of its parameters.
+Footgun: a module's backward hook sees the gradients of its *inputs and outputs*, never those of its
+parameters.
 """
 
 import copy
@@ -18,7 +19,7 @@ from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.bench import byte_model, byte_rows, fresh_dynamo, quiet
 
 
-# --------------------------------------------------------------------------------------------------- P39 rollback
+# ------------------------------------------------------------------------------------- P39 rollback
 class AsWritten:
     def keep(self, model, optimizer):
         self.weights = model.state_dict()  # at fault: no copy, these tensors train on
@@ -66,10 +67,10 @@ class _Partly(Mended):
 
 
 def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
-    """A rollback with some of its parts.
+    """Return A rollback with some of its parts.
 
-    `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is halved, that of the
-    optimizer's group, which the scheduler overwrites, or the scheduler's base.
+    `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is
+    halved, that of the optimizer's group, which the scheduler overwrites, or the scheduler's base.
     """
     return _spiked(_Partly(clone, moments, rate))
 
@@ -113,7 +114,9 @@ def rollback_as_written() -> dict:
 
 
 def rollback_of_weights() -> dict:
-    """Only the usual suspect is mended: the snapshot is a copy of the weights, the rest is as it was."""
+    """Only the usual suspect is mended: the snapshot is a copy of the weights, the rest is as it
+    was.
+    """
     return spike_and_return(clone=True, moments=False, rate="group") | {
         "nan_noticed": AsWritten().is_bad(math.nan, average=2.0)
     }
@@ -136,9 +139,11 @@ def rollback_faults(facts: dict) -> list[str]:
     ]
 
 
-# -------------------------------------------------------------------------------------------------- P40 nan hooks
+# ------------------------------------------------------------------------------------ P40 nan hooks
 def nan_gradient(*, zero_row: bool = True):
-    """A model, and a step that makes one gradient nan: the square root has no slope at 0, a row of the embedding."""
+    """Return A model, and a step that makes one gradient nan: the square root has no slope at 0, a
+    row of the embedding.
+    """
     model = byte_model(heads=4, tie_word_embeddings=False)
     ids = byte_rows(2, 32)
     if zero_row:
@@ -157,9 +162,14 @@ def nan_gradient(*, zero_row: bool = True):
 
 def watched(watch) -> dict:
     model, step = nan_gradient()
-    # torch warns that the embedding's input has no gradient, which is why the hook on modules cannot see it
+    # torch warns that the embedding's input has no gradient, which is why the hook on modules
+    # cannot see it
     reported = watch(model, lambda: quiet(step))
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+    bad = [
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None and not torch.isfinite(p.grad).all()
+    ]
     return {"found": reported, "nan_in": bad}
 
 
@@ -191,11 +201,15 @@ def hooks_on_parameters(model: nn.Module, step) -> list[str]:
 
 
 def _overlooked(facts: dict) -> bool:
-    return bool(facts["nan_in"]) and not any(facts["nan_in"][0] in report for report in facts["found"])
+    return bool(facts["nan_in"]) and not any(
+        facts["nan_in"][0] in report for report in facts["found"]
+    )
 
 
 def hook_calls(module: str, *, compiled: bool = False) -> dict:
-    """How often a backward hook on a module of the first block is called, and how many gradients it is shown."""
+    """How often a backward hook on a module of the first block is called, and how many gradients it
+    is shown.
+    """
     model, ids, shown = byte_model(heads=4), byte_rows(2, 32), []
 
     def hook(module, grad_input, grad_output) -> None:
@@ -207,12 +221,23 @@ def hook_calls(module: str, *, compiled: bool = False) -> dict:
             call(ids, labels=ids).loss.backward()
         model.model.layers[0].get_submodule(module).register_full_backward_hook(hook)
         quiet(lambda: call(ids, labels=ids).loss.backward())
-    return {"module": module, "compiled_before": compiled, "called": len(shown), "gradients_shown": sum(shown)}
+    return {
+        "module": module,
+        "compiled_before": compiled,
+        "called": len(shown),
+        "gradients_shown": sum(shown),
+    }
 
 
 def blind_spots() -> list[dict]:
-    """Inputs passed by position, inputs passed by name, and a hook that is registered after compilation."""
-    return [hook_calls("self_attn.q_proj"), hook_calls("self_attn"), hook_calls("self_attn.q_proj", compiled=True)]
+    """Return inputs passed by position, inputs passed by name, and a hook that is registered after
+    compilation.
+    """
+    return [
+        hook_calls("self_attn.q_proj"),
+        hook_calls("self_attn"),
+        hook_calls("self_attn.q_proj", compiled=True),
+    ]
 
 
 PITFALLS = [
@@ -221,10 +246,13 @@ PITFALLS = [
         title="A rollback that restores nothing",
         symptom="after each rollback the loss is as bad as before it",
         claim="",
-        verdict="Four faults at once: the snapshot is not a copy, because state_dict() returns the tensors that train. "
-        "Adam keeps the moments of the spike. The scheduler overwrites the halved rate. And `nan > 3 * average` is "
+        verdict="Four faults at once: the snapshot is not a copy, because state_dict() returns "
+        "the tensors that train. "
+        "Adam keeps the moments of the spike. The scheduler overwrites the halved rate. And "
+        "`nan > 3 * average` is "
         f"False, so a nan passes as a normal loss. Seen with {VERSIONS}.",
-        fix="clone the weights and the optimizer, cut the base rate, test finiteness first: nblib.train does it",
+        fix="clone the weights and the optimizer, cut the base rate, test finiteness first: "
+        "nblib.train does it",
         broken=rollback_as_written,
         fixed=rollback_of_everything,
         seen=lambda facts: bool(rollback_faults(facts)),
@@ -236,10 +264,13 @@ PITFALLS = [
         title="Hooks that look for nan and miss it",
         symptom="a parameter turns nan, and the nan hook on every module reported nothing",
         claim="",
-        verdict="The hook saw no nan, although the gradient of a parameter was nan. A module's hook is shown the "
-        "gradients of its inputs and outputs, not those of its parameters. The first layer's input is integer ids and "
+        verdict="The hook saw no nan, although the gradient of a parameter was nan. A module's "
+        "hook is shown the "
+        "gradients of its inputs and outputs, not those of its parameters. The first layer's "
+        "input is integer ids and "
         f"has no gradient at all. Seen with {VERSIONS}.",
-        fix="hooks on parameters (guards.source_of_nonfinite), or clip_grad_norm_(error_if_nonfinite=True)",
+        fix="hooks on parameters (guards.source_of_nonfinite), or "
+        "clip_grad_norm_(error_if_nonfinite=True)",
         broken=lambda: watched(hooks_on_modules),
         fixed=lambda: watched(hooks_on_parameters),
         seen=_overlooked,

@@ -1,14 +1,15 @@
 """A softmax of maps over their width, where their classes lie in dim 1.
 
-    p = logits.softmax(-1)                          (B, C, H, W): the shares of one line of one class
+    p = logits.softmax(-1)                          (B, C, H, W): the shares of one line of one
+                                                    class
     p = logits.softmax(1)
 
-So the loss tells: it is given log-shares of classes by dim 1 (nll_loss), or meets targets whose classes lie there, one
-of them in each place.
+So the loss tells: it is given log-shares of classes by dim 1 (nll_loss), or meets targets whose
+classes lie there, one of them in each place.
 
-Footgun: a softmax over places is what attention does, and heat maps that are to sum to 1. There no target has one class
-in each place along dim 1. In an assignment (a jigsaw, a Latin square) it has, and one along the softmax's own dim as
-well: there both dims would do.
+Footgun: a softmax over places is what attention does, and heat maps that are to sum to 1. There no
+target has one class in each place along dim 1. In an assignment (a jigsaw, a Latin square) it has,
+and one along the softmax's own dim as well: there both dims would do.
 """
 
 from torch import Tensor
@@ -45,7 +46,11 @@ class ClassAxis(Watcher):
             return
         if op.name == "nll_loss":
             self.note("S33 axis", dim)
-        elif op.name in TIMES | set(PLAIN) and len(op.given) == 2 and op.given[0].shape == op.given[1].shape:
+        elif (
+            op.name in TIMES | set(PLAIN)
+            and len(op.given) == 2
+            and op.given[0].shape == op.given[1].shape
+        ):
             target = next((t for t in op.given if not t.requires_grad), None)
             if target is not None and _classes(target, dim):
                 self.note("S33 axis", dim)
@@ -57,7 +62,9 @@ class ClassAxis(Watcher):
 
 
 def _classes(target: Tensor, dim: int) -> bool:
-    """Zeros, and a one for one class of dim 1 in each place, but not for one place of each class."""
+    """Zeros, and a one for one class of dim 1 in each place, but not for one place of each
+    class.
+    """
     if target.shape[1] < 2 or target.numel() > LOOKED:
         return False
     ones = bool(((target == 0) | (target == 1)).all()) and bool((target.sum(1) == 1).all())

@@ -1,9 +1,10 @@
-"""Maps with a channel against maps without one: (B, 1, H, W) times (B, H, W) is (B, B, H, W), each picture with all.
+"""Maps with a channel against maps without one: (B, 1, H, W) times (B, H, W) is (B, B, H, W), each
+picture with all.
 
     overlap = (probabilities * masks).sum()         probabilities of a network, masks of a loader
 
-Nothing is raised, and the sum of all pairs is a number as well. A channel that was put in on purpose (unsqueeze, None
-in an index) makes pairs on purpose, and is left alone.
+Nothing is raised, and the sum of all pairs is a number as well. A channel that was put in on
+purpose (unsqueeze, None in an index) makes pairs on purpose, and is left alone.
 """
 
 from torch import Tensor
@@ -29,7 +30,9 @@ class CrossedMaps(Watcher):
         if not isinstance(r, Tensor) or r.dim() < LEAST:
             return
         if op.name in MADE:
-            if r.shape[1] == 1 and not (op.given and op.given[0].dim() == r.dim() and op.given[0].shape[1] == 1):
+            if r.shape[1] == 1 and not (
+                op.given and op.given[0].dim() == r.dim() and op.given[0].shape[1] == 1
+            ):
                 self.known.put(r, True)
             return
         if len(op.given) != 2 or not r.requires_grad:

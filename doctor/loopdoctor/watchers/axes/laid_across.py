@@ -1,14 +1,15 @@
-"""A number for each row of a batch that is laid along the columns: `alphas[t] * x` where x is (B, C, H, W) and B is W.
+"""A number for each row of a batch that is laid along the columns: `alphas[t] * x` where x is (B,
+C, H, W) and B is W.
 
     a = alpha_bar[t]                                (B): one for each picture
     a.sqrt() * x                                    a.view(-1, 1, 1, 1) was meant
 
-torch lays sizes upon each other from the right. A batch that is not as wide as its pictures is refused; one that is
-gives every column the number of another picture. Vectors that are drawn, or taken from a table with an index of the
-batch's length, are followed into a product.
+torch lays sizes upon each other from the right. A batch that is not as wide as its pictures is
+refused; one that is gives every column the number of another picture. Vectors that are drawn, or
+taken from a table with an index of the batch's length, are followed into a product.
 
-Footgun: a number for each column of pictures may be drawn too. So whole numbers count only as an index, flags do not,
-and the batch must be as large as the last size.
+Footgun: a number for each column of pictures may be drawn too. So whole numbers count only as an
+index, flags do not, and the batch must be as large as the last size.
 """
 
 from torch import Tensor

@@ -1,17 +1,22 @@
-"""A number for each row that is laid along the columns of a table: `alpha_bar[t] * x` where x is (B, D) and B is D.
+"""A number for each row that is laid along the columns of a table: `alpha_bar[t] * x` where x is
+(B, D) and B is D.
 
     t = torch.randint(0, T, (B,))
-    x_t = alpha_bar[t].sqrt() * x               alpha_bar[t].view(-1, 1) was meant; the network is told each row's t
+    x_t = alpha_bar[t].sqrt() * x
+    alpha_bar[t].view(-1, 1) was meant; the network is told each row's t
 
-    loss = (weight * (model(x) - y) ** 2).mean()            weight (B) from the loader, beside x and y
+    loss = (weight * (model(x) - y) ** 2).mean()
+    weight (B) from the loader, beside x and y
 
-The same as laid_across.py, for rows that are no pictures. A vector that goes with the last size of a square table may
-be one for the columns, so it must be known to be one for the rows: it came as a part of a loader's batch, or what it
-hangs on was drawn in this step and was also made into rows, by a lookup or as a column.
+The same as laid_across.py, for rows that are no pictures. A vector that goes with the last size of
+a square table may be one for the columns, so it must be known to be one for the rows: it came as a
+part of a loader's batch, or what it hangs on was drawn in this step and was also made into rows, by
+a lookup or as a column.
 
-Footgun: a table of all pairs has rows on both sides, and a weight for its columns may be meant. So data count only if
-they are not symmetric and no distances, and of what learns only the answers of a layer. And rows that were made of the
-vector may be tokens of the columns: they then lie along the second of three axes.
+Footgun: a table of all pairs has rows on both sides, and a weight for its columns may be meant. So
+data count only if they are not symmetric and no distances, and of what learns only the answers of a
+layer. And rows that were made of the vector may be tokens of the columns: they then lie along the
+second of three axes.
 """
 
 from typing import Any
@@ -36,10 +41,12 @@ class LevelsAcross(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.vectors, self.answers = Known(self), Known(self)
-        self.tokens, self.pairs = Known(self), Known(self)  # draws of which they were made; distances of all pairs
+        # draws of which they were made; distances of all pairs
+        self.tokens, self.pairs = Known(self), Known(self)
         self.columns: set[int] = set()  # draws of which tokens of columns were made
         self.rows: set[int] = {GIVEN}  # draws that were made into rows
-        self.laid: dict[int, int] = {}  # draws that were laid along columns, and how many rows there are
+        # draws that were laid along columns, and how many rows there are
+        self.laid: dict[int, int] = {}
         self.draws = GIVEN
         self.after(dataloader._BaseDataLoaderIter, "__next__", "given")
 
@@ -72,10 +79,19 @@ class LevelsAcross(Watcher):
     def _use(self, op: Op, r: Tensor, vector: Tensor, draw: int) -> None:
         of = len(vector)
         x = next((t for t in op.given if t is not vector), None)
-        if op.name in TIMES and x is not None and vector.is_floating_point() and x.shape == (of, of):
+        if (
+            op.name in TIMES
+            and x is not None
+            and vector.is_floating_point()
+            and x.shape == (of, of)
+        ):
             if self.pairs.get(x):
                 return
-            if self.answers.get(x) if draw == GIVEN else not x.requires_grad and not bool((x == x.t()).all()):
+            if (
+                self.answers.get(x)
+                if draw == GIVEN
+                else not x.requires_grad and not bool((x == x.t()).all())
+            ):
                 self.laid[draw] = of
         elif r.dim() == 2 and (r.shape == (of, 1) or op.name == "embedding"):
             self.rows.add(draw)

@@ -1,13 +1,17 @@
-"""A column against a row, by hand: (B, 1) times (B) is (B, B), each row of the batch with each other one.
+"""A column against a row, by hand: (B, 1) times (B) is (B, B), each row of the batch with each
+other one.
 
-    loss = -(ratio * advantage).mean()          ratio (B), advantage (B, 1) from a critic or a loader
+    loss = -(ratio * advantage).mean()
+    ratio (B), advantage (B, 1) from a critic or a loader
 
-Nothing is raised, and the mean of a table is a number as well. Here each row is credited with the mean of all, so what
-was to be learned cancels. The column may also be a network's answer, as in `reward + gamma * critic(x)`.
+Nothing is raised, and the mean of a table is a number as well. Here each row is credited with the
+mean of all, so what was to be learned cancels. The column may also be a network's answer, as in
+`reward + gamma * critic(x)`.
 
-Footgun: tables of pairs are made on purpose, by unsqueeze, by None in an index, or by a sum that keeps its dimension.
-What came about so, or by arithmetic on it, is left alone. But logarithms of probabilities are no side of such a table:
-where they are the row, a column that was made on purpose is wrong as well.
+Footgun: tables of pairs are made on purpose, by unsqueeze, by None in an index, or by a sum that
+keeps its dimension. What came about so, or by arithmetic on it, is left alone. But logarithms of
+probabilities are no side of such a table: where they are the row, a column that was made on purpose
+is wrong as well.
 """
 
 from typing import Any, NamedTuple
@@ -20,20 +24,99 @@ from loopdoctor.watchers.operators import OVER, PLUS
 
 MADE = {"mul", "multiply", "__mul__", "__rmul__", "sub", "subtract", "__sub__", "rsub", "__rsub__"}
 COLUMNS = {  # functions that can make a column on purpose
-    *("unsqueeze", "view", "reshape", "__getitem__", "sum", "mean", "max", "min", "amax", "amin", "norm", "var", "std"),
-    *("logsumexp", "prod", "stack", "cat", "concat", "expand", "matmul", "__matmul__", "mm", "mv", "einsum", "median"),
-    *("t", "T", "transpose", "permute", "gather", "index_select", "argmax", "argmin", "vector_norm", "linalg_norm"),
-    *("linalg_vector_norm", "nanmean", "any", "all", "logaddexp", "diagonal", "repeat", "tile", "quantile", "topk"),
-    *("unflatten", "swapaxes", "movedim", "as_strided", "select", "narrow", "squeeze", "flatten", "sort", "cumsum"),
+    *(
+        "unsqueeze",
+        "view",
+        "reshape",
+        "__getitem__",
+        "sum",
+        "mean",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "norm",
+        "var",
+        "std",
+    ),
+    *(
+        "logsumexp",
+        "prod",
+        "stack",
+        "cat",
+        "concat",
+        "expand",
+        "matmul",
+        "__matmul__",
+        "mm",
+        "mv",
+        "einsum",
+        "median",
+    ),
+    *(
+        "t",
+        "T",
+        "transpose",
+        "permute",
+        "gather",
+        "index_select",
+        "argmax",
+        "argmin",
+        "vector_norm",
+        "linalg_norm",
+    ),
+    *(
+        "linalg_vector_norm",
+        "nanmean",
+        "any",
+        "all",
+        "logaddexp",
+        "diagonal",
+        "repeat",
+        "tile",
+        "quantile",
+        "topk",
+    ),
+    *(
+        "unflatten",
+        "swapaxes",
+        "movedim",
+        "as_strided",
+        "select",
+        "narrow",
+        "squeeze",
+        "flatten",
+        "sort",
+        "cumsum",
+    ),
 }
 
 
-KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "squeeze", "exp", "clamp"}
+KEPT = MADE | {
+    "neg",
+    "__neg__",
+    "__getitem__",
+    "view",
+    "flatten",
+    "reshape",
+    "squeeze",
+    "exp",
+    "clamp",
+}
 ARITHMETIC = MADE | PLUS | OVER
 JOINED = {"cat", "concat", "stack"}
 CUT = {"detach", "data"}
 SUMMED = {"sum", "mean", "einsum"}
-MEANS_IT = {"cross_entropy", "softmax", "log_softmax", "logsumexp", "diagonal", "diag", "topk", "argmax"}
+MEANS_IT = {
+    "cross_entropy",
+    "softmax",
+    "log_softmax",
+    "logsumexp",
+    "diagonal",
+    "diag",
+    "topk",
+    "argmax",
+}
 MEANT, SCORES, ANSWER, LOOKED_UP, PAIRED, SQUARE = range(1, 7)
 
 
@@ -46,15 +129,18 @@ class Square(NamedTuple):
 
 
 class OuterProducts(Watcher):
-    """Known are columns that were made on purpose, what a distribution's log_prob gave, columns of layers and of
-    embeddings (the bias of a user), and sums over each row (the product of a user and an item)."""
+    """Known are columns that were made on purpose, what a distribution's log_prob gave, columns of
+    layers and of embeddings (the bias of a user), and sums over each row (the product of a user and
+    an item).
+    """
 
     begins = COLUMNS | MADE | {"linear", "embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.squares: Square | None = None  # a table of such a column and a row, since the last backward
+        # a table of such a column and a row, since the last backward
+        self.squares: Square | None = None
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
@@ -71,30 +157,52 @@ class OuterProducts(Watcher):
         if result.dim() == 1 and facts[0] == SCORES:
             if op.name in KEPT or op.name in JOINED and set(facts) == {SCORES}:
                 self.known.put(result, SCORES)
-        if result.dim() == 1 and facts[0] == ANSWER and op.name in ("squeeze", "flatten", "view", "__getitem__"):
-            self.known.put(result, ANSWER)  # scores of pairs, or of two ends of an edge, meet as a table
+        if (
+            result.dim() == 1
+            and facts[0] == ANSWER
+            and op.name in ("squeeze", "flatten", "view", "__getitem__")
+        ):
+            # scores of pairs, or of two ends of an edge, meet as a table
+            self.known.put(result, ANSWER)
         if result.dim() == 1 and op.name in SUMMED and op.given[0].dim() == 2:
             self.known.put(result, PAIRED)
         if result.dim() != 2:
             return
         if result.shape[1] == 1 and op.name == "embedding":
             self.known.put(result, LOOKED_UP)
-        elif result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC | CUT):
+        elif result.shape[1] == 1 and (
+            op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC | CUT
+        ):
             self.known.put(result, ANSWER)
         elif result.shape[1] == 1:
-            meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
-            meant = meant and op.name not in ("tensor", "as_tensor", "linear") and op.given[0].dim() > 0
+            meant = (
+                op.kwargs.get("keepdim")
+                or any(a is True for a in op.args[1:])
+                or op.given[0].dim() != 2
+            )
+            meant = (
+                meant and op.name not in ("tensor", "as_tensor", "linear") and op.given[0].dim() > 0
+            )
             if meant or MEANT in facts:
                 self.known.put(result, MEANT)
-        elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
+        elif (
+            op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1
+        ):
             if {LOOKED_UP, PAIRED} == set(facts):
                 self._square(op, result)
             if ANSWER not in facts and (op.name not in MADE or not result.requires_grad):
                 return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
-                answers = self.known.get(column) == ANSWER and (row.requires_grad or self.known.get(row) == ANSWER)
-                if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant and not answers:
+                answers = self.known.get(column) == ANSWER and (
+                    row.requires_grad or self.known.get(row) == ANSWER
+                )
+                if (
+                    column.shape == (len(result), 1)
+                    and row.shape == (len(result),)
+                    and not meant
+                    and not answers
+                ):
                     self._square(op, result)
 
     def _square(self, op: Op, result: Tensor) -> None:
@@ -102,9 +210,14 @@ class OuterProducts(Watcher):
         self.squares = Square(op.name, len(result), here())
 
     def _of_a_square(self, op: Op, facts: list) -> None:
-        """What meets a table of its size, or is asked for a place of each row, is one on purpose."""
+        """Leave alone what meets a table of its size, or is asked for a place of each row: that is
+        on purpose.
+        """
         mine = op.given[facts.index(SQUARE)]
-        if any(t.shape == mine.shape and fact != SQUARE for t, fact in zip(op.given, facts)) or op.name in MEANS_IT:
+        if (
+            any(t.shape == mine.shape and fact != SQUARE for t, fact in zip(op.given, facts))
+            or op.name in MEANS_IT
+        ):
             self.squares = None
         elif isinstance(op.result, Tensor) and op.result.shape == mine.shape:
             self.known.put(op.result, SQUARE)

@@ -1,16 +1,21 @@
 """Shares that were made along one axis, and are used along another.
 
-    log_p = logits.log_softmax(1)                       (B, T, V): the shares of the places, for each word
+    log_p = logits.log_softmax(1)                       (B, T, V): the shares of the places, for
+                                                        each word
     log_p.gather(2, y[..., None])                       picks a word
-    F.kl_div(logits.log_softmax(1), ..., ...)           the same, where a linear layer has made the logits
-    router(x).softmax(1).topk(2, -1)                    (B, T, E): experts are picked, and the places share the weight
+    F.kl_div(logits.log_softmax(1), ..., ...)           the same, where a linear layer has made the
+                                                        logits
+    router(x).softmax(1).topk(2, -1)                    (B, T, E): experts are picked, and the
+                                                        places share the weight
 
-Footgun: a softmax over places is what attention does. So only those count from which a class is picked along another
-axis, and those that a divergence is given as both of its sides, of what a linear layer gave. Products of two sides that
-learn are scores of pairs, which have no axis of classes; where the same column is picked at all places, these are the
-classes (a pointer); and two columns are a start and an end. Experts that pick their places (topk along them) share out
-each place among themselves, and are left alone. Shares of places that are multiplied with shares of classes are both
-(detection without boxes); and a linear layer of what another one gave, transposed, mixes places (classes are dim 1).
+Footgun: a softmax over places is what attention does. So only those count from which a class is
+picked along another axis, and those that a divergence is given as both of its sides, of what a
+linear layer gave. Products of two sides that learn are scores of pairs, which have no axis of
+classes; where the same column is picked at all places, these are the classes (a pointer); and two
+columns are a start and an end. Experts that pick their places (topk along them) share out each
+place among themselves, and are left alone. Shares of places that are multiplied with shares of
+classes are both (detection without boxes); and a linear layer of what another one gave, transposed,
+mixes places (classes are dim 1).
 """
 
 from torch import Tensor
@@ -58,7 +63,12 @@ class PickedAcross(Watcher):
         elif op.name == "kl_div":
             sides = [self.known.get(t) for t in op.given[:2]]
             spans = x.shape[-1] == ENDS
-            if x.requires_grad and all(side == (1, True) for side in sides) and len(sides) == 2 and not spans:
+            if (
+                x.requires_grad
+                and all(side == (1, True) for side in sides)
+                and len(sides) == 2
+                and not spans
+            ):
                 self.note("S33 picked", (1, 2))
         elif fact and op.result.dim() == x.dim() and not _of_both(op):
             self.known.put(op.result, fact)
@@ -73,16 +83,21 @@ def _of_both(op: Op) -> bool:
 
 
 def _mixes_places(x: Tensor) -> bool:
-    """The columns are places: x is what a linear layer gave, transposed."""
+    """Return the columns are places: x is what a linear layer gave, transposed."""
     if x.stride(-1) == 1:
         return False
     return next((name for name in chain(x.grad_fn, DEEP) if name in LAYERS), "") in LAYERS[:2]
 
 
 def _last(op: Op, x: Tensor) -> bool:
-    """Some of several columns are picked, of each of several places."""
+    """Return some of several columns are picked, of each of several places."""
     dim = op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else -1)
-    return dim in (-1, x.dim() - 1) and x.dim() == 3 and op.results[0].shape[-1] < x.shape[-1] and x.shape[1] > 1
+    return (
+        dim in (-1, x.dim() - 1)
+        and x.dim() == 3
+        and op.results[0].shape[-1] < x.shape[-1]
+        and x.shape[1] > 1
+    )
 
 
 def _pairs(x: Tensor) -> bool:
@@ -95,4 +110,8 @@ def _pairs(x: Tensor) -> bool:
 
 def _one_column(op: Op, dim: int) -> bool:
     index = next((t for t in op.given[1:] if not t.is_floating_point()), None)
-    return index is not None and index.shape[dim] > 1 and bool((index == index.narrow(dim, 0, 1)).all())
+    return (
+        index is not None
+        and index.shape[dim] > 1
+        and bool((index == index.narrow(dim, 0, 1)).all())
+    )

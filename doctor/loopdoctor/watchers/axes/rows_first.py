@@ -1,15 +1,17 @@
-"""A recurrent layer, or attention, without batch_first whose input has rows first, of words that are named one by one.
+"""A recurrent layer, or attention, without batch_first whose input has rows first, of words that
+are named one by one.
 
     ids = torch.stack(rows)  (or data[index])           (B, T)
     nn.LSTM(...)(table(ids))                            takes (T, B, E): it runs along the batch
     for ids, tags in loader: encoder(table(ids) + pos)  the same of nn.TransformerEncoderLayer
 
-S21 is told by the shape of the loss; where a label for each word is flattened, (B * T) rows tell nothing. But ids that
-were stacked from rows of words (by a loader, too), or picked by an index, have a row in each place of their first
-dimension.
+S21 is told by the shape of the loss; where a label for each word is flattened, (B * T) rows tell
+nothing. But ids that were stacked from rows of words (by a loader, too), or picked by an index,
+have a row in each place of their first dimension.
 
-Footgun: steps of time are stacked too, but those are rows of features, or are transposed afterwards. And a table may
-have attention between its columns and between its rows, on purpose: one takes (a, b, E), another (b, a, E).
+Footgun: steps of time are stacked too, but those are rows of features, or are transposed
+afterwards. And a table may have attention between its columns and between its rows, on purpose: one
+takes (a, b, E), another (b, a, E).
 """
 
 from torch import Tensor
@@ -46,14 +48,27 @@ class RowsFirst(Watcher):
             return
         elif op.name == "stack" and not result.is_floating_point() and _row(op.given[0]):
             self.known.put(result, True)
-        elif op.name == "__getitem__" and len(op.given) == 2 and not op.given[0].is_floating_point():
+        elif (
+            op.name == "__getitem__" and len(op.given) == 2 and not op.given[0].is_floating_point()
+        ):
             index = op.given[1]
-            fits = op.args[1] is index and index.dim() == 1 and not index.is_floating_point() and op.given[0].dim() == 2
+            fits = (
+                op.args[1] is index
+                and index.dim() == 1
+                and not index.is_floating_point()
+                and op.given[0].dim() == 2
+            )
             if fits and not bool((index.diff() == 1).all()):  # or it is a window of time
                 self.known.put(result, True)
-        elif op.name in KEPT and any(self.known.get(t) and t.shape[:2] == result.shape[:2] for t in op.given):
+        elif op.name in KEPT and any(
+            self.known.get(t) and t.shape[:2] == result.shape[:2] for t in op.given
+        ):
             self.known.put(result, True)
-        elif op.name == "__getitem__" and self.known.get(op.given[0]) and result.dim() == op.given[0].dim():
+        elif (
+            op.name == "__getitem__"
+            and self.known.get(op.given[0])
+            and result.dim() == op.given[0].dim()
+        ):
             if len(op.given) == 1 and len(result) == len(op.given[0]):
                 self.known.put(result, True)  # windows[:, :-1]
 
@@ -69,5 +84,5 @@ class RowsFirst(Watcher):
 
 
 def _row(t: Tensor) -> bool:
-    """A piece of something longer, and not what a step of time has made."""
+    """Return A piece of something longer, and not what a step of time has made."""
     return t.dim() == 1 and (t._base is None or t._base.numel() > t.numel())

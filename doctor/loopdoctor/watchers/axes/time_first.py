@@ -1,4 +1,5 @@
-"""Language models whose texts stand in columns, (T, B): what their targets and their layers make of time.
+"""Language models whose texts stand in columns, (T, B): what their targets and their layers make of
+time.
 
     x, y = data[i : i + T], data[i + 1 : i + 1 + T]         (T, B): the next tokens
     x, y = data[i : i + T], data[i + 2 : i + 2 + T]         one too far
@@ -7,17 +8,19 @@
     nn.LSTM(..., bidirectional=True)                        sees what it is asked for
     nn.LSTM(..., batch_first=True)                          runs from text to text
 
-Rows (B, T) are read elsewhere (fingerprint.py). Here the ids that a table was given are laid over the targets along
-their first dimension. It is the one of time if the targets are the ids, moved along it, and are not along the second.
+Rows (B, T) are read elsewhere (fingerprint.py). Here the ids that a table was given are laid over
+the targets along their first dimension. It is the one of time if the targets are the ids, moved
+along it, and are not along the second.
 
-What a table gave for the ids is followed place by place to the scores, for only what these hang on is judged: a layer
-that runs both ways over a source, or for tags, tells nothing of them. It is also known whether its first two axes have
-changed places since, and have come back.
+What a table gave for the ids is followed place by place to the scores, for only what these hang on
+is judged: a layer that runs both ways over a source, or for tags, tells nothing of them. It is also
+known whether its first two axes have changed places since, and have come back.
 
-Footguns: a text that repeats itself is its own next text, so many different tokens must be asked for, and nearly all of
-them must fit. A second head may foretell the token after the next, beside one for the next. A model that is run
-backwards (flip, or a cell in a loop, which ends what is followed) is asked for those before. And a model may turn ids
-of rows for its layers, and turn its answer back.
+Footguns: a text that repeats itself is its own next text, so many different tokens must be asked
+for, and nearly all of them must fit. A second head may foretell the token after the next, beside
+one for the next. A model that is run backwards (flip, or a cell in a loop, which ends what is
+followed) is asked for those before. And a model may turn ids of rows for its layers, and turn its
+answer back.
 """
 
 from typing import NamedTuple
@@ -31,7 +34,8 @@ from loopdoctor.watchers.axes.in_order import NETWORKS
 BOTH, BATCH_FIRST = 7, 8  # places of two arguments of the function of a recurrent network
 
 FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
-MOVES = {"flip", "flipud", "roll", "index_select", "gather", "take_along_dim"}  # places, and keep the shape
+# places, and keep the shape
+MOVES = {"flip", "flipud", "roll", "index_select", "gather", "take_along_dim"}
 LEAST, VARIETY, SHARE = 3, 6, 0.97  # columns and places; different targets; of them that fit
 
 
@@ -71,16 +75,26 @@ class TimeFirst(Watcher):
         self.flipped = self.flipped or op.name == "flip" and op.given[0].is_floating_point()
         if op.name in FLAT:
             x = op.given[0]
-            if x.dim() == 2 and not x.is_floating_point() and op.results and op.results[0].dim() == 1:
+            if (
+                x.dim() == 2
+                and not x.is_floating_point()
+                and op.results
+                and op.results[0].dim() == 1
+            ):
                 self.known.put(op.results[0], x)
         if op.name in LOSSES:
-            for fact in self.facts.get(op.given[0]) or () if len(op.given) > 1 and op.given[0].requires_grad else ():
+            for fact in (
+                self.facts.get(op.given[0]) or ()
+                if len(op.given) > 1 and op.given[0].requires_grad
+                else ()
+            ):
                 self._judge(fact, op.given[1])
         elif op.name not in MOVES and (op.name != "__getitem__" or len(op.given) == 1):
             self._follow(op)
 
     def _follow(self, op: Op) -> None:
-        first = 1 if op.name in NETWORKS else None  # what they are given, and answer; the rest are states
+        # what they are given, and answer; the rest are states
+        first = 1 if op.name in NETWORKS else None
         facts = [fact for t in op.given[:first] for fact in self.facts.get(t) or ()]
         for r in op.results[:first] if facts else ():
             known: dict[int, Fact] = {}  # of ids
@@ -94,7 +108,12 @@ class TimeFirst(Watcher):
         rows, x = self.known.get(target), fact.ids
         if rows is None or rows.device != x.device or len(rows.unique()) < VARIETY:
             return
-        if rows.shape == x.shape[::-1] and len(set(x.shape)) > 1 and not fact.turned and _moved(x, rows.t(), 1):
+        if (
+            rows.shape == x.shape[::-1]
+            and len(set(x.shape)) > 1
+            and not fact.turned
+            and _moved(x, rows.t(), 1)
+        ):
             self.note("F3 turned", tuple(x.shape))
         if rows.shape != x.shape or _moved(x.t(), rows.t(), 1):
             return
@@ -121,7 +140,7 @@ class TimeFirst(Watcher):
 
 
 def _now(op: Op, fact: Fact, r: Tensor) -> Fact | None:
-    """What is known of a result, if each of its rows belongs to one place."""
+    """Return what is known of a result, if each of its rows belongs to one place."""
     sizes = tuple(fact.ids.shape[::-1] if fact.turned else fact.ids.shape)
     if not r.is_floating_point():
         return None
@@ -130,7 +149,8 @@ def _now(op: Op, fact: Fact, r: Tensor) -> Fact | None:
         return fact._replace(turned=not fact.turned) if swapped else None
     if tuple(r.shape[:2]) != sizes and (r.dim() != 2 or len(r) != fact.ids.numel()):
         return None
-    plain = op.name in NETWORKS and r.dim() == 3 and len(op.args) > BATCH_FIRST  # and not packed: (data, sizes, ...)
+    # and not packed: (data, sizes, ...)
+    plain = op.name in NETWORKS and r.dim() == 3 and len(op.args) > BATCH_FIRST
     if plain and isinstance(op.args[BATCH_FIRST], bool):
         layer = Layer(op.name, op.args[BATCH_FIRST] and not fact.turned, bool(op.args[BOTH]))
         return fact._replace(layers=fact.layers | {layer})

@@ -1,13 +1,16 @@
-"""Gradients of inputs that the program reads, after a backward that also filled those of the weights.
+"""Gradients of inputs that the program reads, after a backward that also filled those of the
+weights.
 
     F.cross_entropy(model(x + delta), y).backward()
-    delta = delta + alpha * delta.grad.sign()       the weights have a gradient now, which nobody asked for
+    delta = delta + alpha * delta.grad.sign()
+    the weights have a gradient now, which nobody asked for
 
 If nothing clears these before the training loss is differentiated, the step is made of both (N1).
 
-Footgun: points of an equation are leaves with a gradient as well, and their .grad is filled by each backward; nothing
-reads it but to clear it. And free adversarial training uses both gradients of one backward, without another. A loss
-with a factor below 1 is a share of what is trained (of clean and of attacked rows): an attack has no need of one.
+Footgun: points of an equation are leaves with a gradient as well, and their .grad is filled by each
+backward; nothing reads it but to clear it. And free adversarial training uses both gradients of one
+backward, without another. A loss with a factor below 1 is a share of what is trained (of clean and
+of attacked rows): an attack has no need of one.
 """
 
 from torch import Tensor
@@ -33,7 +36,11 @@ class Attacks(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name != "grad":
-            if op.name not in CLEARS | CARRIES_ON and any(map(self.known.get, op.given)) and not self.share:
+            if (
+                op.name not in CLEARS | CARRIES_ON
+                and any(map(self.known.get, op.given))
+                and not self.share
+            ):
                 self.note("N1 attack", True)
             if op.name in TIMES | OVER and _is_share(op):
                 self.shares.put(op.result, True)
@@ -51,7 +58,9 @@ class Attacks(Watcher):
 
 
 def _is_share(op: Op) -> bool:
-    """Whether a number that hangs on a network was made smaller, by a number that is written there."""
+    """Whether a number that hangs on a network was made smaller, by a number that is written
+    there.
+    """
     r = op.result
     if not isinstance(r, Tensor) or r.dim() or not r.requires_grad:
         return False

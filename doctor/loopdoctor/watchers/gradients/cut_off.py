@@ -2,8 +2,9 @@
 
     judged = D(fake.detach())            the loss of G is taken on this: G has no gradient
 
-A cut is right where one network is to rest (the discriminator's own loss). It is told of only where an optimizer then
-finds no gradient on any of its tensors (B8), and only if the cut was off one of these.
+A cut is right where one network is to rest (the discriminator's own loss). It is told of only where
+an optimizer then finds no gradient on any of its tensors (B8), and only if the cut was off one of
+these.
 """
 
 from torch import Tensor
@@ -16,7 +17,9 @@ NODES, KEPT = 300, 16  # of a graph that are looked at; cuts before one backward
 
 
 class CutOff(Watcher):
-    """Writes e.cut_off: line of a backward -> lines of the cuts before it, each with ids of the weights behind it."""
+    """Writes e.cut_off: line of a backward -> lines of the cuts before it, each with ids of the
+    weights behind it.
+    """
 
     begins = CUTS
 
@@ -25,7 +28,12 @@ class CutOff(Watcher):
         self.cuts: list[tuple[Place, frozenset[int]]] = []
 
     def saw(self, op: Op) -> None:
-        if op.name in CUTS and op.given and op.given[0].grad_fn is not None and len(self.cuts) < KEPT:
+        if (
+            op.name in CUTS
+            and op.given
+            and op.given[0].grad_fn is not None
+            and len(self.cuts) < KEPT
+        ):
             place = here()
             if place is not None:
                 self.cuts.append((place, _weights(op.given[0])))

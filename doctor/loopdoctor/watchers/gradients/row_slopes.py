@@ -1,18 +1,21 @@
 """Derivatives for each row that are taken of something else than each row's own answer.
 
-    torch.autograd.grad(net(x).sum(), x, create_graph=True)         each row's slope, for rows know nothing of another
+    torch.autograd.grad(net(x).sum(), x, create_graph=True)         each row's slope, for rows know
+                                                                    nothing of another
     torch.autograd.grad(net(x).mean(), x, create_graph=True)        the same, and B times too small
-    torch.autograd.grad(y, t, torch.ones_like(y), create_graph=True)    of y with k columns: the sum of their slopes
+    torch.autograd.grad(y, t, torch.ones_like(y), create_graph=True)
+    of y with k columns: the sum of their slopes
 
-The derivative is followed to the loss. A mean is asked about where the network judges each row by itself; a sum over
-columns where it meets the columns of the same answer, one by one.
+The derivative is followed to the loss. A mean is asked about where the network judges each row by
+itself; a sum over columns where it meets the columns of the same answer, one by one.
 
-Footguns: the energy of a set may be a mean, and its slope is right. So between the input and the mean only functions of
-single rows may stand, and the mean may not be a part of the loss. A slope that is divided by its length has any size.
-The sum over the rows of a mean's slopes is the mean of slopes; so where rows are summed before any power, nothing is
-said. Forces are the slope of a sum of energies, and they meet targets. A solution may be the sum of two parts; it is
-held against that sum, and not against a column. So a sum of slopes must meet what the answer's columns made, with more
-columns than it has, or by its own columns.
+Footguns: the energy of a set may be a mean, and its slope is right. So between the input and the
+mean only functions of single rows may stand, and the mean may not be a part of the loss. A slope
+that is divided by its length has any size. The sum over the rows of a mean's slopes is the mean of
+slopes; so where rows are summed before any power, nothing is said. Forces are the slope of a sum of
+energies, and they meet targets. A solution may be the sum of two parts; it is held against that
+sum, and not against a column. So a sum of slopes must meet what the answer's columns made, with
+more columns than it has, or by its own columns.
 """
 
 import contextlib
@@ -28,22 +31,40 @@ from loopdoctor.watchers.operators import MINUS, OVER, PLUS, TIMES, written
 
 LENGTHS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 COLUMNS = {"__getitem__", "select", "narrow", "split", "chunk", "unbind", "index_select"}
-VIEWED = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "__getitem__", "select", "float", "double", "to"}
+VIEWED = {
+    "view",
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "__getitem__",
+    "select",
+    "float",
+    "double",
+    "to",
+}
 VIEWS = {"View", "UnsafeView", "Squeeze", "Reshape", "Alias"}
 LAYERS = {"Addmm", "Mm", "Linear"}
 ROWWISE = VIEWS | LAYERS  # each row by itself
-ROWWISE |= set("Add Sub Rsub Mul Div Neg Pow Exp Log Sin Cos Tanh Sigmoid Relu Silu Gelu Elu LeakyRelu".split())
-ROWWISE |= set("Softplus Mish Celu Selu Sqrt Abs T Transpose Convolution NativeLayerNorm Unsqueeze Cat".split())
+ROWWISE |= set(
+    "Add Sub Rsub Mul Div Neg Pow Exp Log Sin Cos Tanh Sigmoid Relu Silu Gelu Elu LeakyRelu".split()
+)
+ROWWISE |= set(
+    "Softplus Mish Celu Selu Sqrt Abs T Transpose Convolution NativeLayerNorm Unsqueeze Cat".split()
+)
 ROWWISE |= set("Clone Slice Select Split Unbind AccumulateGrad AdaptiveAvgPool2D AvgPool2D".split())
 ROWWISE |= set("MaxPool2DWithIndices Hardtanh Hardswish LogSigmoid Threshold".split())
-EVENLY = LENGTHS | TIMES | OVER | VIEWED | {"abs", "relu", "neg", "negative", "sum", "mean", "clamp_min"}
+EVENLY = (
+    LENGTHS | TIMES | OVER | VIEWED | {"abs", "relu", "neg", "negative", "sum", "mean", "clamp_min"}
+)
 LEAST, FEW, MOST = 4, 2, 8  # rows; columns of an answer
 NEAR = 8  # nodes between a column and its answer
 
 
 class RowSlopes(Watcher):
-    """What is known of a slope: what is wrong with it, its graph's node, rows or columns, whether it was taken apart,
-    and whether it met what belongs to each column."""
+    """What is known of a slope: what is wrong with it, its graph's node, rows or columns, whether
+    it was taken apart, and whether it met what belongs to each column.
+    """
 
     names = FOLLOWED | LENGTHS | TIMES | OVER | PLUS | MINUS | {"grad"}
     begins = {"grad"}
@@ -70,7 +91,11 @@ class RowSlopes(Watcher):
     def _next(self, op: Op, facts: list[tuple]) -> tuple | None:
         what, node, size, apart, met = next((f for f in facts if f[4]), facts[0])
         r = op.results[0] if op.results else op.given[0]
-        if op.name in OVER and len(op.given) > 1 and (self.known.get(op.given[1]) or op.given[1].requires_grad):
+        if (
+            op.name in OVER
+            and len(op.given) > 1
+            and (self.known.get(op.given[1]) or op.given[1].requires_grad)
+        ):
             return None  # by its length, or by something else that learns
         if what == "of-mean":
             if _given_back(op, r, size) or not apart and op.name == "sum" and _over_rows(op):
@@ -82,7 +107,11 @@ class RowSlopes(Watcher):
             other = next((t for t in op.given if not self.known.get(t)), None)
             mine = next(t for t in op.given if self.known.get(t))
             if other is not None and _hangs(other, node):
-                wider = mine.dim() == other.dim() == 2 and mine.shape[1] == 1 and other.shape == (len(mine), size)
+                wider = (
+                    mine.dim() == other.dim() == 2
+                    and mine.shape[1] == 1
+                    and other.shape == (len(mine), size)
+                )
                 met = met or apart or wider
         return what, node, size, apart or op.name in COLUMNS and bool(r.dim()), met
 
@@ -94,10 +123,16 @@ class RowSlopes(Watcher):
         given = op.kwargs.get("grad_outputs", op.args[2] if len(op.args) > 2 else None)
         given = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
         for x, slope in zip(inputs, op.result):
-            plain = isinstance(x, Tensor) and not isinstance(x, nn.Parameter) and id(x) not in weights and x.dim() > 1
+            plain = (
+                isinstance(x, Tensor)
+                and not isinstance(x, nn.Parameter)
+                and id(x) not in weights
+                and x.dim() > 1
+            )
             if not plain or not isinstance(slope, Tensor) or len(x) < LEAST:
                 continue
-            with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):  # another version's name
+            # another version's name
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):
                 fact = self._of_mean(outputs[0], given, x) or self._of_several(outputs[0], given, x)
                 if fact and slope.requires_grad:
                     self.known.put(slope, fact)
@@ -111,7 +146,11 @@ class RowSlopes(Watcher):
         if kind(below) != ("Sum" if by_hand else "Mean"):
             return None
         shape, answer = tuple(below._saved_self_sym_sizes), _behind(below.next_functions[0][0])
-        if shape not in ((len(x),), (len(x), 1)) or kind(answer) not in LAYERS | {"Add", "Sigmoid", "Tanh"}:
+        if shape not in ((len(x),), (len(x), 1)) or kind(answer) not in LAYERS | {
+            "Add",
+            "Sigmoid",
+            "Tanh",
+        }:
             return None
         if kind(answer) == "Add" and kind(answer.next_functions[0][0]) not in LAYERS:
             return None
@@ -128,14 +167,24 @@ class RowSlopes(Watcher):
         else:
             shape = tuple(out.shape)
         ones = given is None and not out.dim() or given is not None and bool((given == 1).all())
-        if ones and len(shape) == 2 and shape[0] == len(x) and x.dim() == 2 and FEW <= shape[1] <= MOST:
+        if (
+            ones
+            and len(shape) == 2
+            and shape[0] == len(x)
+            and x.dim() == 2
+            and FEW <= shape[1] <= MOST
+        ):
             return "of-several", node, shape[1], False, False
         self.single |= {n for n in list(graphs.below(node, NEAR))[1:] if n is not None}
         return None
 
     def backward(self, loss: Tensor) -> None:
         what, node, *_, met = self.known.get(loss) or ("", None, False)
-        if what == "of-mean" and not self.still and all(n is not node for n in graphs.walk(loss, NODES)):
+        if (
+            what == "of-mean"
+            and not self.still
+            and all(n is not node for n in graphs.walk(loss, NODES))
+        ):
             self.note("F25", (what, self.known.get(loss)[2]))
         elif what == "of-several" and met and node not in self.single:
             self.note("F25", (what, self.known.get(loss)[2]))
@@ -155,8 +204,11 @@ def _over_rows(op: Op) -> bool:
 
 
 def _given_back(op: Op, r: Tensor, rows: int) -> bool:
-    """Whether a slope, or what was made of it, is multiplied by something as large as the number of rows."""
-    numbers = [a for a in op.args[:2] if r.dim() or isinstance(a, int | float)]  # a loss is scaled by a tensor
+    """Whether a slope, or what was made of it, is multiplied by something as large as the number of
+    rows.
+    """
+    # a loss is scaled by a tensor
+    numbers = [a for a in op.args[:2] if r.dim() or isinstance(a, int | float)]
     least = rows / 2 if r.dim() else rows
     if op.name in OVER:
         return any(_size(a) <= 1 / least for a in numbers[-1:])
@@ -172,7 +224,7 @@ def _size(a) -> float:
 
 
 def _behind(node):
-    """What views or columns were taken of."""
+    """Return what views or columns were taken of."""
     while kind(node) in VIEWS | {"Slice", "Select", "Split", "Unbind"}:
         node = node.next_functions[0][0]
     return node
@@ -193,7 +245,9 @@ def _is(out: Tensor, summed, rows: int) -> bool:
 
 
 def _hangs(t: Tensor, node) -> bool:
-    """Whether a tensor was made of what a node gave, in few steps, and not of the sum of its columns."""
+    """Whether a tensor was made of what a node gave, in few steps, and not of the sum of its
+    columns.
+    """
     queue, seen = deque([t.grad_fn]), set()
     while queue and len(seen) < 4 * NEAR:
         at = queue.popleft()

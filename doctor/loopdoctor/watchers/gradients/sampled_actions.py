@@ -1,14 +1,16 @@
-"""An action that was drawn without a gradient, and a loss that is its value: SAC with sample() in place of rsample().
+"""An action that was drawn without a gradient, and a loss that is its value: SAC with sample() in
+place of rsample().
 
     u = Normal(mean, spread).sample()
     loss = (alpha * log_prob - critic(state, tanh(u))).mean()
 
-The value of the action is to be raised, and no gradient of it reaches the mean. A draw is followed through arithmetic
-into layers, and what these answer up to the loss. Only sums, means and the smaller of two may lie there.
+The value of the action is to be raised, and no gradient of it reaches the mean. A draw is followed
+through arithmetic into layers, and what these answer up to the loss. Only sums, means and the
+smaller of two may lie there.
 
-Footguns: the critic may be frozen while the policy learns, and then its answer has no graph at all. A critic that
-learns is asked for the value of the same action, and a policy for its probability. Both end in a
-square, after which nothing is followed, or are detached.
+Footguns: the critic may be frozen while the policy learns, and then its answer has no graph at all.
+A critic that learns is asked for the value of the same action, and a policy for its probability.
+Both end in a square, after which nothing is followed, or are detached.
 """
 
 from torch import Tensor, nn
@@ -17,8 +19,25 @@ from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.watchers.operators import OVER, TIMES
 
 LAYERS = {"linear", "conv1d", "conv2d", "bilinear", "addmm", "matmul", "__matmul__"}
-ENDS = {"pow", "square", "abs", "__pow__", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "log_softmax"}
-ENDS |= {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "detach", "log_sigmoid", "grad"}
+ENDS = {
+    "pow",
+    "square",
+    "abs",
+    "__pow__",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "log_softmax",
+}
+ENDS |= {
+    "cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy",
+    "detach",
+    "log_sigmoid",
+    "grad",
+}
 DRAWN, VALUED = 1, 2
 
 
@@ -31,7 +50,11 @@ class SampledActions(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name == "normal" and any(t.requires_grad for t in op.given):
-            if isinstance(op.result, Tensor) and not op.result.requires_grad and op.result.dim() > 1:
+            if (
+                isinstance(op.result, Tensor)
+                and not op.result.requires_grad
+                and op.result.dim() > 1
+            ):
                 self.known.put(op.result, DRAWN)
             return
         if not self.known.by_id or op.name in ENDS:
@@ -45,7 +68,9 @@ class SampledActions(Watcher):
                 if own:
                     self.known.put(r, own)
             return
-        if op.name in TIMES and any(t.requires_grad and self.known.get(t) != VALUED for t in op.given):
+        if op.name in TIMES and any(
+            t.requires_grad and self.known.get(t) != VALUED for t in op.given
+        ):
             return  # the score of an action times its value, which is the other way to a gradient
         if op.name in OVER and self.known.get(op.given[0]) != VALUED:
             return  # by a spread of values

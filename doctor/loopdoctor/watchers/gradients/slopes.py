@@ -1,13 +1,18 @@
-"""Derivatives with respect to inputs that are part of the loss: `torch.autograd.grad` without `create_graph=True`.
+"""Derivatives with respect to inputs that are part of the loss: `torch.autograd.grad` without
+`create_graph=True`.
 
-    du = torch.autograd.grad(u.sum(), t)[0]         a number like any other: no graph leads from it to the weights
-    loss = (du - f(u)).pow(2).mean()                so the optimizer sees u and takes u' for a constant
+    du = torch.autograd.grad(u.sum(), t)[0]
+    a number like any other: no graph leads from it to the weights
+    loss = (du - f(u)).pow(2).mean()
+    so the optimizer sees u and takes u' for a constant
 
-The derivative of something that hangs on weights is followed through sums, powers and reductions to the loss.
+The derivative of something that hangs on weights is followed through sums, powers and reductions to
+the loss.
 
-Footguns: without a graph it is right where it only makes another input (adversarial training, Langevin dynamics), where
-it is a weight of a term, and where it is detached on purpose; so it is followed no further through a layer, a product
-with what has a gradient, a sign or a detach. Several inputs with the shapes of weights are those of an inner loop.
+Footguns: without a graph it is right where it only makes another input (adversarial training,
+Langevin dynamics), where it is a weight of a term, and where it is detached on purpose; so it is
+followed no further through a layer, a product with what has a gradient, a sign or a detach. Several
+inputs with the shapes of weights are those of an inner loop.
 """
 
 from torch import Tensor, nn
@@ -17,10 +22,58 @@ from loopdoctor.eye import Eye, Known, Op, Watcher
 
 PRODUCTS = {"mul", "multiply", "div", "divide", "true_divide"}
 FOLLOWED = PRODUCTS | {
-    *("add", "sub", "subtract", "rsub", "__rsub__", "neg", "negative", "pow", "square", "abs", "sqrt", "sum", "mean"),
-    *("norm", "linalg_norm", "vector_norm", "linalg_vector_norm", "view", "reshape", "flatten", "squeeze", "unsqueeze"),
-    *("__getitem__", "select", "narrow", "split", "chunk", "unbind", "cat", "stack", "concat", "transpose", "permute"),
-    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "relu", "clamp", "exp", "log", "sin", "cos", "float"),
+    *(
+        "add",
+        "sub",
+        "subtract",
+        "rsub",
+        "__rsub__",
+        "neg",
+        "negative",
+        "pow",
+        "square",
+        "abs",
+        "sqrt",
+        "sum",
+        "mean",
+    ),
+    *(
+        "norm",
+        "linalg_norm",
+        "vector_norm",
+        "linalg_vector_norm",
+        "view",
+        "reshape",
+        "flatten",
+        "squeeze",
+        "unsqueeze",
+    ),
+    *(
+        "__getitem__",
+        "select",
+        "narrow",
+        "split",
+        "chunk",
+        "unbind",
+        "cat",
+        "stack",
+        "concat",
+        "transpose",
+        "permute",
+    ),
+    *(
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "relu",
+        "clamp",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "float",
+    ),
     *("double", "to", "index_select", "nan_to_num", "max", "amax", "T", "mT", "clip", "clamp_min"),
 }
 NODES = 2000  # of a graph that are looked through for a weight
@@ -74,4 +127,6 @@ class Slopes(Watcher):
 
 def _learns(t: Tensor) -> bool:
     """Whether a weight is in its graph. The walk ends where the graph was freed, too."""
-    return any(isinstance(getattr(node, "variable", None), nn.Parameter) for node in graphs.walk(t, NODES))
+    return any(
+        isinstance(getattr(node, "variable", None), nn.Parameter) for node in graphs.walk(t, NODES)
+    )

@@ -1,13 +1,16 @@
 """A recurrent decoder that is given, at each place, what it is asked for there.
 
-    out, _ = decoder(y, h)                          y[t] goes in, and y[t] is asked for: it learns to copy
+    out, _ = decoder(y, h)
+    y[t] goes in, and y[t] is asked for: it learns to copy
     out, _ = decoder(torch.cat([start, y[:, :-1]], 1), h)
 
-Without a narrow place between them, what goes in at a place can be copied to it. What a recurrent layer made of a
-series, place by place, is followed through layers that work on each place by itself to a loss against the same numbers.
+Without a narrow place between them, what goes in at a place can be copied to it. What a recurrent
+layer made of a series, place by place, is followed through layers that work on each place by itself
+to a loss against the same numbers.
 
-Footgun: an autoencoder asks for its input as well, but through its last state, or place by place through fewer numbers
-than it has columns (factors of many neurons); and one that is asked to take noise away has other numbers as its target.
+Footgun: an autoencoder asks for its input as well, but through its last state, or place by place
+through fewer numbers than it has columns (factors of many neurons); and one that is asked to take
+noise away has other numbers as its target.
 """
 
 import torch
@@ -17,7 +20,19 @@ from loopdoctor.fed import PLAIN
 from loopdoctor.watchers.operators import MINUS
 
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
-KEEPS = {"linear", "relu", "tanh", "gelu", "dropout", "layer_norm", "silu", "sigmoid", "squeeze", "transpose", "view"}
+KEEPS = {
+    "linear",
+    "relu",
+    "tanh",
+    "gelu",
+    "dropout",
+    "layer_norm",
+    "silu",
+    "sigmoid",
+    "squeeze",
+    "transpose",
+    "view",
+}
 LEAST = 4  # places
 
 
@@ -35,7 +50,12 @@ class EchoedSeries(Watcher):
             return
         x, r = op.given[0], op.results[0]
         if op.name in RECURRENT:
-            if not x.requires_grad and x.dim() == 3 and x.is_floating_point() and min(x.shape[:2]) >= LEAST:
+            if (
+                not x.requires_grad
+                and x.dim() == 3
+                and x.is_floating_point()
+                and min(x.shape[:2]) >= LEAST
+            ):
                 if r.shape[-1] >= x.shape[-1]:  # else that is a narrow place
                     self.known.put(r, x)
             return
@@ -47,7 +67,11 @@ class EchoedSeries(Watcher):
         if op.name in PLAIN or op.name in MINUS and len(op.given) == 2:
             target = op.given[0] if x is op.given[1] else op.given[1]
             same = target.numel() == source.numel() == x.numel() and not target.requires_grad
-            if same and bool(source.std() > 0) and torch.equal(target.reshape(-1), source.reshape(-1).to(target.dtype)):
+            if (
+                same
+                and bool(source.std() > 0)
+                and torch.equal(target.reshape(-1), source.reshape(-1).to(target.dtype))
+            ):
                 self.note("F33 series", tuple(source.shape))
         elif op.name in KEEPS and len([t for t in op.given if t.dim() > 2]) == 1:
             if op.name != "linear" or r.shape[-1] >= source.shape[-1]:

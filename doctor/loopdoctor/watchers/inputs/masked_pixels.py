@@ -1,11 +1,13 @@
-"""A masked convolution over pixels that sees the pixel it predicts: type B where type A must come first.
+"""A masked convolution over pixels that sees the pixel it predicts: type B where type A must come
+first.
 
-    mask[k // 2, k // 2 + 1:] = 0; mask[k // 2 + 1:] = 0        type B: what comes before, and the pixel itself
+    mask[k // 2, k // 2 + 1:] = 0; mask[k // 2 + 1:] = 0
+    type B: what comes before, and the pixel itself
     mask[k // 2, k // 2:] = 0; mask[k // 2 + 1:] = 0            type A: what comes before
 
-Layers after the first may use their own place, which knows only what lies before it. The first one is given the picture
-itself. If its kernel is zero behind its middle and not at it, and the loss asks for that picture, the network learns to
-copy.
+Layers after the first may use their own place, which knows only what lies before it. The first one
+is given the picture itself. If its kernel is zero behind its middle and not at it, and the loss
+asks for that picture, the network learns to copy.
 
 Footgun: where the picture goes in shifted by one pixel, type B is right for all layers.
 """
@@ -15,8 +17,15 @@ from torch import Tensor
 
 from loopdoctor.eye import Eye, Op, Watcher
 
-LOSSES = {"binary_cross_entropy_with_logits", "binary_cross_entropy", "cross_entropy", "nll_loss", "mse_loss"}
-LARGEST, ALIKE = 2**20, 1 - 1e-6  # numbers of a picture that is compared; its correlation with what is asked for
+LOSSES = {
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy",
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+}
+# numbers of a picture that is compared; its correlation with what is asked for
+LARGEST, ALIKE = 2**20, 1 - 1e-6
 
 
 class MaskedPixels(Watcher):
@@ -31,7 +40,9 @@ class MaskedPixels(Watcher):
             return
         x, y = op.given[:2]
         if op.name == "conv2d":
-            learns = y.requires_grad and not x.requires_grad and self.eye.grad and x.numel() <= LARGEST
+            learns = (
+                y.requires_grad and not x.requires_grad and self.eye.grad and x.numel() <= LARGEST
+            )
             if learns and _with_its_middle(y):
                 self.pictures.append(x)
         elif x.requires_grad and any(_alike(picture, y) for picture in self.pictures):
@@ -45,7 +56,9 @@ class MaskedPixels(Watcher):
 
 
 def _with_its_middle(kernel: Tensor) -> bool:
-    """Whether it is zero everywhere behind its middle, row by row, and neither at it nor everywhere before it."""
+    """Whether it is zero everywhere behind its middle, row by row, and neither at it nor everywhere
+    before it.
+    """
     high, wide = kernel.shape[-2:]
     if kernel.dim() != 4 or high != wide or high < 3 or not high % 2:
         return False

@@ -4,13 +4,15 @@
     x.mul_(a).add_(noise * b)           so the noise stays, and the next visit adds more
     ids[torch.rand(ids.shape) < 0.15] = mask_id
 
-Arithmetic in place with numbers that were drawn in this step, on a view of a tensor that has been there since an
-earlier step, is remembered until the model is given that view. A data set behind a DataLoader is the matter of stored.
+Arithmetic in place with numbers that were drawn in this step, on a view of a tensor that has been
+there since an earlier step, is remembered until the model is given that view. A data set behind a
+DataLoader is the matter of stored.
 
-Footguns: a buffer that is filled anew is written into on purpose, so whatever other tensors are copied into, or all of
-whose slice is drawn at once, is left alone. The chains of a Langevin sampler are too: the model is given them before
-they are changed. And a copy that was made for one epoch (data[perm]) may be written into: it is read once, from one
-end to the other, so some slice must lie elsewhere than beside the one before it.
+Footguns: a buffer that is filled anew is written into on purpose, so whatever other tensors are
+copied into, or all of whose slice is drawn at once, is left alone. The chains of a Langevin sampler
+are too: the model is given them before they are changed. And a copy that was made for one epoch
+(data[perm]) may be written into: it is read once, from one end to the other, so some slice must lie
+elsewhere than beside the one before it.
 """
 
 import weakref
@@ -20,12 +22,48 @@ from torch import Tensor
 from loopdoctor.eye import Eye, Known, Op, Watcher
 
 DRAWS = {"randn", "randn_like", "rand", "rand_like", "bernoulli", "normal"}
-FOLLOWED = {"mul", "add", "sub", "div", "__rmul__", "lt", "gt", "le", "ge", "float", "bool", "to", "logical_and"}
+FOLLOWED = {
+    "mul",
+    "add",
+    "sub",
+    "div",
+    "__rmul__",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    "float",
+    "bool",
+    "to",
+    "logical_and",
+}
 FOLLOWED |= {"__and__", "bitwise_and", "unsqueeze", "expand", "view", "reshape", "sqrt"}
-INTO = {"add", "sub", "mul", "div", "masked_fill", "__iadd__", "__isub__", "__imul__", "__setitem__"}
-AT_ONCE = {"normal", "uniform", "bernoulli", "geometric", "exponential"}  # in place, they draw by themselves
+INTO = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "masked_fill",
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__setitem__",
+}
+# in place, they draw by themselves
+AT_ONCE = {"normal", "uniform", "bernoulli", "geometric", "exponential"}
 FILLED = {"copy", "__setitem__", "index_copy", "scatter"}
-FED = {"linear", "cat", "embedding", "matmul", "conv1d", "conv2d", "conv3d", "lstm", "gru", "layer_norm"}
+FED = {
+    "linear",
+    "cat",
+    "embedding",
+    "matmul",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "lstm",
+    "gru",
+    "layer_norm",
+}
 KEPT = 64  # tensors that are remembered
 
 
@@ -37,11 +75,14 @@ class SlicesWritten(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.drawn = Known(self)
-        self.data: dict[int, tuple[weakref.ref, int]] = {}  # of each tensor that has slices, when it was met first
+        # of each tensor that has slices, when it was met first
+        self.data: dict[int, tuple[weakref.ref, int]] = {}
         self.filled: set[int] = set()  # those that other tensors are copied into
         self.fed: set[int] = set()  # those of which the model was given something in this step
-        self.written: dict[int, tuple[int, ...]] = {}  # that something drawn was written into, and the slice's shape
-        self.ends: dict[int, tuple[int, int]] = {}  # where the last slice that was written into began and ended
+        # that something drawn was written into, and the slice's shape
+        self.written: dict[int, tuple[int, ...]] = {}
+        # where the last slice that was written into began and ended
+        self.ends: dict[int, tuple[int, int]] = {}
 
     def saw(self, op: Op) -> None:
         if op.name in FED:
@@ -56,7 +97,9 @@ class SlicesWritten(Watcher):
             self._write(op, first, whole)
         elif inside and op.name in AT_ONCE:  # empty_like(x).normal_()
             self.drawn.put(first, True)
-        elif not inside and (op.name in DRAWS or op.name in FOLLOWED and any(map(self.drawn.get, op.given))):
+        elif not inside and (
+            op.name in DRAWS or op.name in FOLLOWED and any(map(self.drawn.get, op.given))
+        ):
             for result in op.results:
                 self.drawn.put(result, True)
 
@@ -74,7 +117,9 @@ class SlicesWritten(Watcher):
                 self.written[whole] = tuple(first.shape)
 
     def _whole(self, t: Tensor) -> int:
-        """A name for the tensor of which this is a view: 0 where there is none, or it learns."""
+        """Return A name for the tensor of which this is a view: 0 where there is none, or it
+        learns.
+        """
         base = t._base
         if base is None or base.requires_grad or t.requires_grad:
             return 0

@@ -1,13 +1,16 @@
 """A decoder that is given the very tokens that a loss of the user's own asks it for.
 
-    logits = model(input_ids=source, decoder_input_ids=labels).logits               decoder_input_ids: not moved on
-    nll = -logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1))     labels are not given to the model
+    logits = model(input_ids=source, decoder_input_ids=labels).logits
+    decoder_input_ids: not moved on
+    nll = -logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1))
+    labels are not given to the model
 
-Where the labels are given to the model, that is read from the call, and a cross-entropy of torch's is looked at by
-F33 (echoes.py).
+Where the labels are given to the model, that is read from the call, and a cross-entropy of torch's
+is looked at by F33 (echoes.py).
 
-Footgun: one that puts words back in place of a mask is given most of what it is asked for as well. So all places must
-be the same, but for padding: places that hold one number in the input, and one in what is asked for.
+Footgun: one that puts words back in place of a mask is given most of what it is asked for as well.
+So all places must be the same, but for padding: places that hold one number in the input, and one
+in what is asked for.
 """
 
 from torch import Tensor
@@ -23,7 +26,12 @@ class ToldTokens(Watcher):
 
     def saw(self, op: Op) -> None:
         index = next((t for t in op.given[1:] if not t.is_floating_point()), None)
-        if index is None or not self.eye.grad or not op.given[0].requires_grad or op.given[0].dim() < 2:
+        if (
+            index is None
+            or not self.eye.grad
+            or not op.given[0].requires_grad
+            or op.given[0].dim() < 2
+        ):
             return
         call = next(reversed(self.e.forwards), None)
         if call is None or call.decoder is None or call.decoder.numel() != index.numel():

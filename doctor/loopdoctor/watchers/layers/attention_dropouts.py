@@ -1,15 +1,19 @@
-"""Attention whose dropout stays on when the model is evaluated: scaled_dot_product_attention knows no mode.
+"""Attention whose dropout stays on when the model is evaluated: scaled_dot_product_attention knows
+no mode.
 
     F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
-    F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)       was meant
+    F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+    was meant
 
-Either it is seen in a module that is in eval mode, without gradients; or the line that calls it is read: it gives a
-number that the module keeps, and neither the function around it nor who calls that says anything of training.
+Either it is seen in a module that is in eval mode, without gradients; or the line that calls it is
+read: it gives a number that the module keeps, and neither the function around it nor who calls that
+says anything of training.
 
-Footguns: an attention that is drawn on purpose (Monte Carlo dropout) is asked several times the same, or for copies of
-rows at once, or some dropouts are left awake. A module, or one that holds it, may set its number to 0 in a train() of
-its own or in another method, and a program before it validates, which may be much later; or another model is evaluated
-that holds 0. Or the number is computed where it is asked for, and a function that is given it is told by who calls it.
+Footguns: an attention that is drawn on purpose (Monte Carlo dropout) is asked several times the
+same, or for copies of rows at once, or some dropouts are left awake. A module, or one that holds
+it, may set its number to 0 in a train() of its own or in another method, and a program before it
+validates, which may be much later; or another model is evaluated that holds 0. Or the number is
+computed where it is asked for, and a function that is given it is told by who calls it.
 """
 
 import ast
@@ -42,8 +46,10 @@ class AttentionDropouts(Watcher):
         super().__init__(eye)
         self.read: set[tuple] = set()  # calls whose line was read
         self.found: dict[int, tuple[str, int]] = {}  # step -> where, and the id of the module
-        self.kept: set[tuple[type, str]] = set()  # modules, by their kinds, and what they call their number
-        self.last: dict[int, float] = {}  # id of a module -> the sum of what asked it last, in eval mode
+        # modules, by their kinds, and what they call their number
+        self.kept: set[tuple[type, str]] = set()
+        # id of a module -> the sum of what asked it last, in eval mode
+        self.last: dict[int, float] = {}
         self.drawn = False  # asked the same again
         self.calm: set[int] = set()  # ids of modules that dropped nothing in eval mode
 
@@ -52,7 +58,11 @@ class AttentionDropouts(Watcher):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):
             frame = frame.f_back
-        if not isinstance(p, float) or frame is None or whose(frame.f_code.co_filename) != "program":
+        if (
+            not isinstance(p, float)
+            or frame is None
+            or whose(frame.f_code.co_filename) != "program"
+        ):
             return
         code, line = frame.f_code, frame.f_lineno
         module = _owner(frame)
@@ -72,14 +82,19 @@ class AttentionDropouts(Watcher):
                 self.found.setdefault(self.eye.turn, (where, id(module)))
 
     def _switched(self, module: nn.Module, name: str) -> bool:
-        """What holds this attention has a train() of its own, or a method that sets the number: it may see to it."""
+        """Return what holds this attention has a train() of its own, or a method that sets the
+        number: it may see to it.
+        """
         parts = (part for model in self.e.models for part in model.modules())
         seeing = (part for part in parts if _own_train(part) or _sets(type(part), name))
         return any(m is module for part in seeing for m in part.modules())
 
     def _evaluated(self, module: nn.Module, op: Op, where: str) -> None:
         rows = op.given[0].double().flatten(1).sum(1)
-        asked, copies = float(rows.sum()), len(rows.round(decimals=4).unique()) < DISTINCT * len(rows)
+        asked, copies = (
+            float(rows.sum()),
+            len(rows.round(decimals=4).unique()) < DISTINCT * len(rows),
+        )
         self.drawn = self.drawn or copies or self.last.get(id(module)) == asked
         self.last[id(module)] = asked
         awake = any(m.training for model in self.e.models for m in model.modules())
@@ -88,21 +103,28 @@ class AttentionDropouts(Watcher):
 
     def close(self) -> None:
         there = gc.get_objects() if self.kept else ()
-        off = any((type(m), name) in self.kept and vars(m).get(name) == 0 for m in there for _, name in self.kept)
+        off = any(
+            (type(m), name) in self.kept and vars(m).get(name) == 0
+            for m in there
+            for _, name in self.kept
+        )
         for turn, (where, module) in self.found.items() if not (self.drawn or off) else ():
             if module not in self.calm:
                 self.note("S24 attention", where, turn)
 
 
 def _unaware(frame: FrameType, module: nn.Module) -> str:
-    """The name of a number of the module that the call on this line is given as it is, where nothing here asks for its
-    mode."""
+    """Return the name of a number of the module that the call on this line is given as it is, where
+    nothing here asks for its mode.
+    """
     code = frame.f_code
     tree, begin = _read(code)
     if type(module).train is not nn.Module.train or _asks(frame, module):
         return ""
     calls = [c for c in ast.walk(tree) if isinstance(c, ast.Call) and _name(c.func) == ATTENDS]
-    here = [c for c in calls if c.lineno <= frame.f_lineno - begin + 1 <= (c.end_lineno or c.lineno)]
+    here = [
+        c for c in calls if c.lineno <= frame.f_lineno - begin + 1 <= (c.end_lineno or c.lineno)
+    ]
     given = [k.value for c in here for k in c.keywords if k.arg == "dropout_p"]
     given = given or [a for c in here for a in c.args[FIFTH : FIFTH + 1]]
     plain = len(here) == 1 and len(given) == 1 and _kept(given[0], code.co_varnames[0], module)
@@ -120,7 +142,7 @@ def _asks(frame: FrameType | None, module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _read(code: CodeType) -> tuple[ast.Module, int]:
-    """A function, and the line that it begins on; nothing where it can't be read."""
+    """Return A function, and the line that it begins on; nothing where it can't be read."""
     try:
         lines, begin = inspect.getsourcelines(code)
         return ast.parse(textwrap.dedent("".join(lines))), begin
@@ -139,17 +161,34 @@ def _own_train(module: nn.Module) -> bool:
 
 
 def _sets(kind: type, name: str) -> bool:
-    """Whether a method of the program, but for the one that makes it, sets the attribute of this name."""
+    """Whether a method of the program, but for the one that makes it, sets the attribute of this
+    name.
+    """
     own = [vars(c).values() for c in kind.__mro__ if c.__module__.partition(".")[0] != "torch"]
-    codes = [f.__code__ for fs in own for f in fs if isinstance(f, FunctionType) and f.__name__ != "__init__"]
+    codes = [
+        f.__code__
+        for fs in own
+        for f in fs
+        if isinstance(f, FunctionType) and f.__name__ != "__init__"
+    ]
     here = [dis.get_instructions(code) for code in codes if name in code.co_names]
-    return any(i.opname == "STORE_ATTR" and i.argval == name for instructions in here for i in instructions)
+    return any(
+        i.opname == "STORE_ATTR" and i.argval == name for instructions in here for i in instructions
+    )
 
 
 def _kept(given: ast.expr, me: str, module: nn.Module) -> bool:
     """self.dropout, a number of its own; or self.drop.p of a dropout."""
-    if isinstance(given, ast.Attribute) and given.attr == "p" and isinstance(given.value, ast.Attribute):
+    if (
+        isinstance(given, ast.Attribute)
+        and given.attr == "p"
+        and isinstance(given.value, ast.Attribute)
+    ):
         inner = getattr(module, given.value.attr, None)
         return _name(given.value.value) == me and isinstance(inner, nn.modules.dropout._DropoutNd)
-    plain = isinstance(given, ast.Attribute) and isinstance(given.value, ast.Name) and given.value.id == me
+    plain = (
+        isinstance(given, ast.Attribute)
+        and isinstance(given.value, ast.Name)
+        and given.value.id == me
+    )
     return plain and isinstance(vars(module).get(given.attr), float)

@@ -3,15 +3,17 @@
     _, (state, _) = lstm(table(ids))            ids are padded at their ends to one length
     state[-1], or output[:, -1]                 what is left after the padding was read, too
 
-Short rows are filled up with one and the same vector. The network reads it as it reads all else, and the state that
-comes out has gone through as many steps of nothing as the row was short. A packed sequence ends where its row ends, and
-output[rows, lengths - 1] takes the state of that place.
+Short rows are filled up with one and the same vector. The network reads it as it reads all else,
+and the state that comes out has gone through as many steps of nothing as the row was short. A
+packed sequence ends where its row ends, and output[rows, lengths - 1] takes the state of that
+place.
 
-Of a network that reads both ways, output[:, -1] holds the last state of one way and the first one of the other, which
-has read a single place.
+Of a network that reads both ways, output[:, -1] holds the last state of one way and the first one
+of the other, which has read a single place.
 
-Footgun: rows of one length end in whatever they hold. So the same vector must end several rows, at least three times
-over, in runs of different lengths. What begins rows as well is the margin of a picture that is read line by line.
+Footgun: rows of one length end in whatever they hold. So the same vector must end several rows, at
+least three times over, in runs of different lengths. What begins rows as well is the margin of a
+picture that is read line by line.
 """
 
 import torch
@@ -20,7 +22,18 @@ from torch import Tensor
 from loopdoctor.eye import Eye, Known, Op, Watcher
 
 NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
-TAKING = {"__getitem__", "select", "squeeze", "cat", "mean", "permute", "transpose", "view", "reshape", "linear"}
+TAKING = {
+    "__getitem__",
+    "select",
+    "squeeze",
+    "cat",
+    "mean",
+    "permute",
+    "transpose",
+    "view",
+    "reshape",
+    "linear",
+}
 RUN, SHARE, LOOKED = 3, 0.3, 2**24  # places; of the rows; numbers
 
 
@@ -30,8 +43,10 @@ class Endings(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self)  # an output or a last state -> which, how many rows of how many, and the axis of time
-        self.taken, self.both = 0, False  # the width of one way at the last place; the other way's end is taken as well
+        # an output or a last state -> which, how many rows of how many, and the axis of time
+        self.known = Known(self)
+        # the width of one way at the last place; the other way's end is taken as well
+        self.taken, self.both = 0, False
 
     def saw(self, op: Op) -> None:
         if op.name in NETWORKS:
@@ -51,7 +66,10 @@ class Endings(Watcher):
         """Of both ways the last place alone is taken, whole."""
         if what == "taken":
             self.both |= op.name == "__getitem__"  # a half of it
-        elif last and all(i == slice(None) for i in (op.args[1] if isinstance(op.args[1], tuple) else ())[axis + 1 :]):
+        elif last and all(
+            i == slice(None)
+            for i in (op.args[1] if isinstance(op.args[1], tuple) else ())[axis + 1 :]
+        ):
             self.taken = op.given[0].shape[-1] // 2
             self.known.put(op.result, ("taken", None, axis))
         elif op.name == "__getitem__" and _at(op.args[1], axis, 0):
@@ -64,7 +82,9 @@ class Endings(Watcher):
 
     def _read(self, op: Op) -> None:
         x, result = op.given[0], op.result
-        packed = len(op.args) > 1 and isinstance(op.args[1], Tensor) and op.args[1].dtype is torch.int64
+        packed = (
+            len(op.args) > 1 and isinstance(op.args[1], Tensor) and op.args[1].dtype is torch.int64
+        )
         if packed or x.dim() != 3 or not isinstance(result, tuple):
             return
         first, both = bool(op.args[-1]), op.args[-2] is True  # batch_first, bidirectional
@@ -92,7 +112,11 @@ def runs_at_end(x: Tensor) -> Tensor | None:
     if not len(ends) or bool((ends != ends[:1]).any()):
         return None
     margin = (x[:, 0] == ends[:1]).all(-1)
-    return None if bool(margin.float().mean() > SHARE) else torch.where((x[:, -1] == ends[:1]).all(-1), same, 0)
+    return (
+        None
+        if bool(margin.float().mean() > SHARE)
+        else torch.where((x[:, -1] == ends[:1]).all(-1), same, 0)
+    )
 
 
 def _last(index, axis: int) -> bool:

@@ -3,14 +3,17 @@
     key_padding_mask = ids != PAD            torch's layers hide what is True; ids == PAD was meant
     mask = torch.ones(T, T).tril().bool()    hides the past: in these layers ~mask was meant
     key_padding_mask = (ids != PAD).float()  numbers are added to the scores: a 1 here hides nothing
-    encoder(ids, types, mask)                of (ids, mask, types): a table of types is asked for the padding
+    encoder(ids, types, mask)                of (ids, mask, types): a table of types is asked for
+                                             the padding
 
-A mask of (batch, length) becomes minus infinity on the scores, by `masked_fill`. There it is laid over the ids that the
-embedding was given last, or over the rows of numbers that a first layer was given: what it shows and what it hides.
+A mask of (batch, length) becomes minus infinity on the scores, by `masked_fill`. There it is laid
+over the ids that the embedding was given last, or over the rows of numbers that a first layer was
+given: what it shows and what it hides.
 
-Footgun: padding is known by being one and the same id everywhere, or all zeros. A text of one word would pass for it,
-so what is hidden must hold several. A class token in front makes the mask longer than the rows. Neighbours of a graph
-may be added to the scores as ones: they go both ways, and are neither blocks of a row (documents) nor a window.
+Footgun: padding is known by being one and the same id everywhere, or all zeros. A text of one word
+would pass for it, so what is hidden must hold several. A class token in front makes the mask longer
+than the rows. Neighbours of a graph may be added to the scores as ones: they go both ways, and are
+neither blocks of a row (documents) nor a window.
 """
 
 import torch
@@ -21,12 +24,26 @@ from loopdoctor.eye import Eye, Known, Op, Watcher
 ATTENDS = {"multi_head_attention_forward", "scaled_dot_product_attention"}
 ASKS = {"masked_fill"} | ATTENDS
 LAYERS = {"linear", "conv1d"}
-KEEPS = {"relu", "gelu", "silu", "tanh", "add", "mul", "layer_norm", "dropout", "transpose", "permute", "contiguous"}
+KEEPS = {
+    "relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "add",
+    "mul",
+    "layer_norm",
+    "dropout",
+    "transpose",
+    "permute",
+    "contiguous",
+}
 LOW, LEAST, PLACES = -1e4, 8, 3  # a score that hides; ids that are shown; places of a square
 
 
 class Masks(Watcher):
-    """What is known of a tensor: the rows of data that a first layer was given, of which it was made."""
+    """What is known of a tensor: the rows of data that a first layer was given, of which it was
+    made.
+    """
 
     names = ASKS | LAYERS | KEEPS
     begins = ASKS | LAYERS
@@ -48,7 +65,11 @@ class Masks(Watcher):
         if op.name in LAYERS:
             if op.given and op.given[0].dim() == 3 and not op.given[0].requires_grad:
                 rows = op.given[0] if op.name == "linear" else op.given[0].transpose(1, 2)
-                self.several = self.several or self.rows is not None and rows.data_ptr() != self.rows.data_ptr()
+                self.several = (
+                    self.several
+                    or self.rows is not None
+                    and rows.data_ptr() != self.rows.data_ptr()
+                )
                 self.rows = rows
                 for r in op.results:
                     self.made_of.put(r, self.rows.detach())
@@ -67,7 +88,9 @@ class Masks(Watcher):
                 if isinstance(masks[1], Tensor) and _of_the_past(masks[1]):
                     self.note("F34 past", tuple(masks[1].shape))
                 self._of_data(op)
-            elif isinstance(mask := op.kwargs.get("attn_mask", op.args[3] if len(op.args) > 3 else None), Tensor):
+            elif isinstance(
+                mask := op.kwargs.get("attn_mask", op.args[3] if len(op.args) > 3 else None), Tensor
+            ):
                 if mask.dim() == 4 and _exchanged(mask, self.e.lookups):
                     self.note("F34 exchanged", tuple(mask.shape))
             return
@@ -78,13 +101,20 @@ class Masks(Watcher):
         if isinstance(value, Tensor) or not value <= LOW or mask.dtype is not torch.bool:
             return
         mask = mask.reshape([size for n, size in enumerate(mask.shape) if size > 1 or n == 0])
-        if self.rows is not None and not self.several and mask.dim() == 2 and mask.device == self.rows.device:
+        if (
+            self.rows is not None
+            and not self.several
+            and mask.dim() == 2
+            and mask.device == self.rows.device
+        ):
             self._over_rows(mask, self.rows)
         if self.e.lookups:
             self._over_ids(mask, self.e.lookups[-1:])
 
     def _over_ids(self, mask: Tensor, texts: list[Tensor]) -> None:
-        """A mask over ids; of several texts that it would fit, that of which it shows the padding alone."""
+        """Return a mask over ids; of several texts that it would fit, the one whose padding alone
+        it shows.
+        """
         for ids in texts:
             if mask.shape != ids.shape or mask.device != ids.device:
                 continue
@@ -96,8 +126,17 @@ class Masks(Watcher):
 
     def _of_data(self, op: Op) -> None:
         """Attention over data as they are, (T, B, C), or over what the first layer made of them."""
-        mask, rows = op.kwargs.get("key_padding_mask"), op.args[1] if len(op.args) > 1 else op.given[0]  # the keys
-        if not isinstance(mask, Tensor) or not isinstance(rows, Tensor) or mask.dim() != 2 or rows.dim() != 3:
+        # the keys
+        mask, rows = (
+            op.kwargs.get("key_padding_mask"),
+            op.args[1] if len(op.args) > 1 else op.given[0],
+        )
+        if (
+            not isinstance(mask, Tensor)
+            or not isinstance(rows, Tensor)
+            or mask.dim() != 2
+            or rows.dim() != 3
+        ):
             return
         fitting = [ids for ids in self.e.lookups if ids.shape == mask.shape]
         if fitting:
@@ -108,23 +147,33 @@ class Masks(Watcher):
             self._over_rows(mask if mask.dtype is torch.bool else mask <= LOW, rows)
 
     def _over_rows(self, mask: Tensor, rows: Tensor) -> None:
-        """A mask of (batch, length), with up to two places more in front."""
+        """Return a mask of (batch, length), with up to two places more in front."""
         if len(mask) != len(rows) or not 0 <= mask.shape[1] - rows.shape[1] <= 2:
             return
         mask, empty = mask[:, mask.shape[1] - rows.shape[1] :], (rows == 0).all(-1)
         if int((~mask).sum()) >= LEAST and int(mask.sum()) >= LEAST:
-            self.e.hiding.setdefault(self.eye.turn, bool(empty[~mask].all()) and not bool(empty[mask].any()))
+            self.e.hiding.setdefault(
+                self.eye.turn, bool(empty[~mask].all()) and not bool(empty[mask].any())
+            )
 
 
 def _exchanged(mask: Tensor, looked: list[Tensor]) -> bool:
-    """The first token of all rows is hidden, and what tells the padding went into a table, as the types of tokens."""
-    hidden = (~mask if mask.dtype is torch.bool else mask <= LOW).all(2)[:, 0]  # keys that no place sees
+    """Return the first token of all rows is hidden, and what tells the padding went into a table,
+    as the types of tokens.
+    """
+    # keys that no place sees
+    hidden = (~mask if mask.dtype is torch.bool else mask <= LOW).all(2)[:, 0]
     fitting = [t for t in looked if t.shape == hidden.shape and t.device == hidden.device]
     flags = [t for t in fitting if t.unique().tolist() == [0, 1] and bool(hidden[t == 0].all())]
     for flag in flags if bool(hidden[:, 0].all()) else ():
         pads = flag == 0
-        one = [bool((ids[pads] == ids[pads][0]).all()) and pads.equal(ids == ids[pads][0]) for ids in fitting]
-        texts = [ids for ids, padded in zip(fitting, one) if padded and len(ids[hidden].unique()) > LEAST]
+        one = [
+            bool((ids[pads] == ids[pads][0]).all()) and pads.equal(ids == ids[pads][0])
+            for ids in fitting
+        ]
+        texts = [
+            ids for ids, padded in zip(fitting, one) if padded and len(ids[hidden].unique()) > LEAST
+        ]
         if texts and not bool(pads[:, 0].any()):
             return True
     return False
@@ -148,7 +197,9 @@ def _of_ones(mask: Tensor) -> bool:
 
 
 def _of_neighbours(mask: Tensor) -> bool:
-    """(..., T, T): the edges of a graph, which go both ways, where documents are blocks and a window moves along."""
+    """(..., T, T): the edges of a graph, which go both ways, where documents are blocks and a
+    window moves along.
+    """
     if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or not mask.equal(mask.mT):
         return False
     window = mask[..., 1:, 1:].equal(mask[..., :-1, :-1])

@@ -1,14 +1,17 @@
-"""Documents of a packed row that cannot see each other, and places that are counted over all of the row.
+"""Documents of a packed row that cannot see each other, and places that are counted over all of the
+row.
 
     mask = (document[:, :, None] == document[:, None, :]) & causal      nothing of the others
-    positions = torch.arange(T)                                         0 1 2 3 4 5 6 7 8: 0 1 2 3 0 1 2 0 1 was meant
+    positions = torch.arange(T)                                         0 1 2 3 4 5 6 7 8: 0 1 2 3 0
+                                                                        1 2 0 1 was meant
 
-Only the first document of a row stands at the places at which a text alone will stand. What a table holds for the
-others is learned for places that depend on what happened to be packed before.
+Only the first document of a row stands at the places at which a text alone will stand. What a table
+holds for the others is learned for places that depend on what happened to be packed before.
 
-Footgun: only differences count for angles (rotary) and for distances, so a learned table of places is looked at alone.
-Windows of a picture are blocks as well, the same ones in each row, and a text behind padding begins late. So a row
-needs three documents and rows other ones, and a query must see nothing that comes later.
+Footgun: only differences count for angles (rotary) and for distances, so a learned table of places
+is looked at alone. Windows of a picture are blocks as well, the same ones in each row, and a text
+behind padding begins late. So a row needs three documents and rows other ones, and a query must see
+nothing that comes later.
 """
 
 import torch
@@ -28,7 +31,8 @@ class PlacesRunOn(Watcher):
         self._forget()
 
     def _forget(self) -> None:
-        self.counted: set[int] = set()  # lengths of rows whose places were looked up in a table that learns
+        # lengths of rows whose places were looked up in a table that learns
+        self.counted: set[int] = set()
         self.others: list[Tensor] = []  # other ids that were looked up
         self.blocks: dict[int, bool] = {}  # length of a row -> whether all attention was in blocks
 
@@ -38,7 +42,12 @@ class PlacesRunOn(Watcher):
         if op.name == "embedding":
             ids, table = op.given[0], op.given[-1]
             ids, table = (table, ids) if ids.is_floating_point() else (ids, table)
-            if ids.is_floating_point() or not ids.dim() or ids.shape[-1] < SHORT or not 0 < ids.numel() <= LOOKED:
+            if (
+                ids.is_floating_point()
+                or not ids.dim()
+                or ids.shape[-1] < SHORT
+                or not 0 < ids.numel() <= LOOKED
+            ):
                 return
             if bool((ids.diff(dim=-1) == 1).all()):
                 if table.requires_grad:
@@ -48,7 +57,8 @@ class PlacesRunOn(Watcher):
             return
         if not self.counted:
             return
-        if op.name.startswith("scaled_dot") and _given_mask(op) is None:  # a layer that sees all of the row
+        # a layer that sees all of the row
+        if op.name.startswith("scaled_dot") and _given_mask(op) is None:
             self.blocks[op.given[0].shape[-2]] = False
             return
         mask = _mask(op)
@@ -58,7 +68,8 @@ class PlacesRunOn(Watcher):
     def backward(self, loss: Tensor) -> None:
         for size in (size for size, all_of_it in self.blocks.items() if all_of_it):
             rows = [ids for ids in self.others if ids.shape[-1] == size]
-            if len(rows) == 1:  # no places within a document, and no numbers of documents, beside the words
+            # no places within a document, and no numbers of documents, beside the words
+            if len(rows) == 1:
                 self.note("F12 places", size)
         self._forget()
 
@@ -71,7 +82,7 @@ def _given_mask(op: Op) -> Tensor | None:
 
 
 def _mask(op: Op) -> Tensor | None:
-    """True where a query sees, (B, T, T); None where there is no mask."""
+    """Return true where a query sees, (B, T, T); None where there is no mask."""
     if op.name.startswith("scaled_dot"):
         mask = _given_mask(op)
         sees = isinstance(mask, Tensor) and (mask if mask.dtype == torch.bool else mask > -1e4)
@@ -80,7 +91,10 @@ def _mask(op: Op) -> Tensor | None:
         scores = [t for t in op.given if t.requires_grad and t.dim() > 2]
         sees = mask is not None and bool(scores) and (~mask if op.name == "masked_fill" else mask)
     else:
-        mask = next((t for t in op.given if not t.requires_grad and t.is_floating_point() and t.dim() > 1), None)
+        mask = next(
+            (t for t in op.given if not t.requires_grad and t.is_floating_point() and t.dim() > 1),
+            None,
+        )
         sees = mask is not None and bool((mask < -1e4).any()) and mask > -1e4
     if (
         not isinstance(sees, Tensor)
@@ -89,17 +103,23 @@ def _mask(op: Op) -> Tensor | None:
         or not 0 < sees.numel() <= LOOKED
     ):
         return None
-    return sees[None] if sees.dim() == 2 else sees.reshape(sees.shape[0], -1, *sees.shape[-2:])[:, 0]
+    return (
+        sees[None] if sees.dim() == 2 else sees.reshape(sees.shape[0], -1, *sees.shape[-2:])[:, 0]
+    )
 
 
 def _in_blocks(sees: Tensor) -> bool:
-    """Whether each row (T, T) holds several triangles, side by side on its diagonal, and rows other ones."""
+    """Whether each row (T, T) holds several triangles, side by side on its diagonal, and rows other
+    ones.
+    """
     places = torch.arange(sees.shape[-1], device=sees.device)
     first = sees.int().argmax(-1)  # (B, T): the first that is seen
-    whole = (places >= first[..., None]) & (places <= places[:, None])  # from there to the query itself
+    # from there to the query itself
+    whole = (places >= first[..., None]) & (places <= places[:, None])
     alone = sees.sum(-1) == 0  # of padding
     if not bool((sees == whole).all(-1).logical_or(alone).all()):
         return False
-    starts = ((first == places) & ~alone)[:, :-1] & (first[:, 1:] == first[:, :-1])  # padding may see itself
+    # padding may see itself
+    starts = ((first == places) & ~alone)[:, :-1] & (first[:, 1:] == first[:, :-1])
     alike = len(starts) < 2 or bool((starts == starts[:1]).all())
     return not alike and int(starts.sum(1).max()) >= ROWS

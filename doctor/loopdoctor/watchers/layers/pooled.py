@@ -1,14 +1,17 @@
-"""A mean over places that takes the padding along: `h.mean(dim=1)` of rows that were filled up to one length.
+"""A mean over places that takes the padding along: `h.mean(dim=1)` of rows that were filled up to
+one length.
 
-    h.mean(1)                                           a short row counts mostly what it was filled with
+    h.mean(1)                                           a short row counts mostly what it was filled
+                                                        with
     (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     h[:, -1], score(h).squeeze(-1)[:, -1]               the last place of most rows is padding
 
-Rows that end in one and the same vector, in runs of several lengths, are followed from a first layer to a mean over
-their places (endings.py tells such rows).
+Rows that end in one and the same vector, in runs of several lengths, are followed from a first
+layer to a mean over their places (endings.py tells such rows).
 
-Footgun: where a mask of the places has multiplied them, or filled them in, nothing is said, and nor is it where a
-number for each row multiplies the mean, by which zeros in the padding can be made up for.
+Footgun: where a mask of the places has multiplied them, or filled them in, nothing is said, and nor
+is it where a number for each row multiplies the mean, by which zeros in the padding can be made up
+for.
 """
 
 from torch import Tensor
@@ -40,8 +43,13 @@ class Pooled(Watcher):
         fact = next((f for f in map(self.known.get, op.given) if f), None)
         if fact is None:
             fact = self._begins(op) if op.name in FIRST else None
-            if op.name in TIMES | OVER and len(op.given) == 2:  # by the share of the places that are filled
-                self.means = [(m, f) for m, f in self.means if not any(m is t for t in op.given) or not _rows(op, f)]
+            # by the share of the places that are filled
+            if op.name in TIMES | OVER and len(op.given) == 2:
+                self.means = [
+                    (m, f)
+                    for m, f in self.means
+                    if not any(m is t for t in op.given) or not _rows(op, f)
+                ]
         elif op.name == "__getitem__" and fact[0] < fact[1] and _last(op, fact):
             self.lasts.append(fact)
             return
@@ -59,7 +67,9 @@ class Pooled(Watcher):
                 self.means.append((op.result, fact))
             return
         for r in op.results if fact else ():
-            if r.requires_grad and (r.dim() == 3 and set(fact[1:]) <= set(r.shape) or _scores(op, r, fact)):
+            if r.requires_grad and (
+                r.dim() == 3 and set(fact[1:]) <= set(r.shape) or _scores(op, r, fact)
+            ):
                 self.known.put(r, fact)
 
     def _begins(self, op: Op) -> tuple[int, int, int] | None:
@@ -89,7 +99,12 @@ class Pooled(Watcher):
 def _last(op: Op, fact: tuple) -> bool:
     """x[:, -1], of (B, T, C), or of a score for each place."""
     key, x = op.args[1], op.given[0]
-    whole = isinstance(key, tuple) and 2 <= len(key) <= x.dim() and isinstance(key[0], slice) and key[0] == slice(None)
+    whole = (
+        isinstance(key, tuple)
+        and 2 <= len(key) <= x.dim()
+        and isinstance(key[0], slice)
+        and key[0] == slice(None)
+    )
     last = whole and isinstance(key[1], int) and key[1] in (-1, x.shape[1] - 1)
     return last and x.dim() in (2, 3) and x.shape[1] == fact[2] and x.requires_grad
 
@@ -101,7 +116,11 @@ def _scores(op: Op, r: Tensor, fact: tuple) -> bool:
 
 def _masks(t: Tensor, fact: tuple) -> bool:
     """Whether it has a number for each place, or for each number there."""
-    return not t.requires_grad and t.numel() >= fact[1] * fact[2] and t.numel() % (fact[1] * fact[2]) == 0
+    return (
+        not t.requires_grad
+        and t.numel() >= fact[1] * fact[2]
+        and t.numel() % (fact[1] * fact[2]) == 0
+    )
 
 
 def _rows(op: Op, fact: tuple) -> bool:

@@ -1,19 +1,23 @@
 """Two views that are pulled together from both sides, and nothing that keeps them apart.
 
-    loss = -cosine(p1, z2).mean()               both learn: the shortest way is one answer for everything
+    loss = -cosine(p1, z2).mean()
+    both learn: the shortest way is one answer for everything
     loss = -cosine(p1, z2.detach()).mean()      SimSiam, BYOL: only one side moves
 
-Where nothing is pushed away (no other rows, no variance), the answers to all data become alike. The cosines of two
-tensors that both learn are followed, with their sign, up to the loss.
+Where nothing is pushed away (no other rows, no variance), the answers to all data become alike. The
+cosines of two tensors that both learn are followed, with their sign, up to the loss.
 
-    loss = F.mse_loss(student(x), teacher(x))   with a teacher that learns: it comes to meet its student
-    loss = ce + F.kl_div(student, teacher)      the same, where no other term asks anything of the teacher
-    loss = kl + F.mse_loss(hidden, theirs)      and this is no other term: it is one more distance of the two
+    loss = F.mse_loss(student(x), teacher(x))
+    with a teacher that learns: it comes to meet its student
+    loss = ce + F.kl_div(student, teacher)
+    the same, where no other term asks anything of the teacher
+    loss = kl + F.mse_loss(hidden, theirs)
+    and this is no other term: it is one more distance of the two
 
-Footgun: what is pulled and pushed by turns (pairs, triplets, InfoNCE) ends in something else than a mean of cosines
-with one sign, and so does a loss with further terms that learn. Two networks of one equation (a derivative of the one
-is the other) come to meet each other by right, and so do answers that are whitened over the batch, for none of them can
-be the same for everything.
+Footgun: what is pulled and pushed by turns (pairs, triplets, InfoNCE) ends in something else than a
+mean of cosines with one sign, and so does a loss with further terms that learn. Two networks of one
+equation (a derivative of the one is the other) come to meet each other by right, and so do answers
+that are whitened over the batch, for none of them can be the same for everything.
 """
 
 from torch import Tensor
@@ -31,7 +35,7 @@ NODES, WALKED, KEPT = 3000, 20_000, 4
 
 
 def _loss(node):
-    """What is behind plain numbers, or a mean by hand."""
+    """Return what is behind plain numbers, or a mean by hand."""
     while kind(node) in ("Mul", "Div", "Add", "Sum", "Mean"):
         live = [edge for edge, _ in node.next_functions if edge is not None]
         if len(live) != 1:
@@ -60,8 +64,10 @@ class BothSides(Watcher):
         self.known = Known(self)
         self.own: dict[int, set[int]] = {}  # step -> weights of the target's side alone
         self.asked: dict[int, set[int]] = {}  # step -> weights that anything else asks for
-        self.pairs: dict[int, list[tuple[set[int], set[int]]]] = {}  # step -> weights of one side alone, and the other
-        self.distances: list[tuple] = []  # of two tensors that both learn: their nodes and its own, in this step
+        # step -> weights of one side alone, and the other
+        self.pairs: dict[int, list[tuple[set[int], set[int]]]] = {}
+        # of two tensors that both learn: their nodes and its own, in this step
+        self.distances: list[tuple] = []
         self.derived = False  # whether a derivative that has a graph was taken in this step
 
     def saw(self, op: Op) -> None:
@@ -72,14 +78,26 @@ class BothSides(Watcher):
         learn = [t.requires_grad for t in op.given]
         facts = [self.known.get(t) for t in op.given]
         made = None
-        if op.name in SQUARES | {"kl_div"} and learn[:2] == [True, True] and len(self.distances) < KEPT:
+        if (
+            op.name in SQUARES | {"kl_div"}
+            and learn[:2] == [True, True]
+            and len(self.distances) < KEPT
+        ):
             nodes = [t.grad_fn for t in (*op.given[:2], op.result)]
             self.distances += [(op.name, *nodes)] if None not in nodes else []
         if op.name == "cosine_similarity":
-            made = frozenset({1}) if learn == [True, True] and op.given[0].shape == op.given[1].shape else None
+            made = (
+                frozenset({1})
+                if learn == [True, True] and op.given[0].shape == op.given[1].shape
+                else None
+            )
         elif op.name == "normalize":
             made = "unit"
-        elif op.name in TIMES and facts == ["unit", "unit"] and op.given[0].shape == op.given[1].shape:
+        elif (
+            op.name in TIMES
+            and facts == ["unit", "unit"]
+            and op.given[0].shape == op.given[1].shape
+        ):
             made = "product" if op.given[0] is not op.given[1] else None
         elif facts[:1] == ["product"] and op.name == "sum":
             made = frozenset({1}) if op.result.dim() == op.given[0].dim() - 1 else None
@@ -89,7 +107,10 @@ class BothSides(Watcher):
             self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
-        distances, self.distances = [d for d in self.distances if not any(map(_whitened, d[1:3]))], []
+        distances, self.distances = (
+            [d for d in self.distances if not any(map(_whitened, d[1:3]))],
+            [],
+        )
         derived, self.derived = self.derived, False
         if not derived and self._both(loss):
             self.note("F57 two", kind(_loss(loss.grad_fn)))
@@ -108,8 +129,9 @@ class BothSides(Watcher):
         return len(one) > 1 and len(two) > 1 and not one & two
 
     def _meets(self, loss: Tensor, distances: list[tuple]) -> None:
-        """Whether weights of a target's own learn by its distances alone, in all that is differentiated in a step. The
-        first step shows that there is something to look for."""
+        """Whether weights of a target's own learn by its distances alone, in all that is
+        differentiated in a step. The first step shows that there is something to look for.
+        """
         if not distances and not self.own and not self.pairs:
             return
         turn, held = self.eye.turn, self.e.optimized()
@@ -120,7 +142,9 @@ class BothSides(Watcher):
             else:
                 self.pairs.setdefault(turn, []).append((answer - target, target - answer))
         rest = list(graphs.below(loss.grad_fn, WALKED, {node for *_, node in distances}))
-        more = {id(n.variable) for n in rest if hasattr(n, "variable")} if len(rest) < WALKED else held
+        more = (
+            {id(n.variable) for n in rest if hasattr(n, "variable")} if len(rest) < WALKED else held
+        )
         self.asked.setdefault(turn, set()).update(more)
 
     def close(self) -> None:
@@ -128,7 +152,10 @@ class BothSides(Watcher):
             if len(self.own[turn] - self.asked.get(turn, set())) > 1:
                 self.note("F57 two", "divergence (kl_div)", turn)
         for turn in sorted(self.pairs)[1:]:
-            alone = [[len(side - self.asked.get(turn, set())) for side in pair] for pair in self.pairs[turn]]
+            alone = [
+                [len(side - self.asked.get(turn, set())) for side in pair]
+                for pair in self.pairs[turn]
+            ]
             if any(min(one) > 1 for one in alone):
                 self.note("F57 two", "distance", turn)
         self.known.by_id.clear()

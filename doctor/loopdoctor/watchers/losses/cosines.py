@@ -1,9 +1,12 @@
-"""Cosines that are made larger before a cross-entropy, which then begins far from guessing on purpose.
+"""Cosines that are made larger before a cross-entropy, which then begins far from guessing on
+purpose.
 
-    z = F.normalize(z); F.cross_entropy(16 * z @ w.T, target)       logits from -16 to 16, before anything is learned
+    z = F.normalize(z); F.cross_entropy(16 * z @ w.T, target)
+    logits from -16 to 16, before anything is learned
 
-Vectors of length one are followed into a product, and the product through factors that are plain numbers into a
-cross-entropy. F4, which asks whether the first loss is that of guessing, leaves such a loss alone.
+Vectors of length one are followed into a product, and the product through factors that are plain
+numbers into a cross-entropy. F4, which asks whether the first loss is that of guessing, leaves such
+a loss alone.
 
 Footgun: a factor that learns (CLIP's logit_scale) is no plain number, and is not followed.
 """
@@ -31,7 +34,19 @@ VIEWS = {
     "unsqueeze",
     "mT",
 }
-VIEWS |= {"clamp", "chunk", "clone", "contiguous", "squeeze", "masked_fill", "where", "float", "to", "concat", "split"}
+VIEWS |= {
+    "clamp",
+    "chunk",
+    "clone",
+    "contiguous",
+    "squeeze",
+    "masked_fill",
+    "where",
+    "float",
+    "to",
+    "concat",
+    "split",
+}
 VIEWS |= {"unbind"}
 SCALED = {"mul", "__rmul__", "__mul__", "multiply", "div", "true_divide", "divide"}
 ENDS = {"cross_entropy", "log_softmax", "logsumexp", "exp"}
@@ -69,7 +84,11 @@ class Cosines(Watcher):
             return None
         if name in PRODUCTS and len(facts) == 2 and facts[0] == facts[1] == ("unit",):
             return "cosine", 1.0
-        if name in ("div", "true_divide", "divide") and len(facts) == 2 and facts[1] == ("length of", id(first)):
+        if (
+            name in ("div", "true_divide", "divide")
+            and len(facts) == 2
+            and facts[1] == ("length of", id(first))
+        ):
             return ("unit",)
         if name in SCALED and facts[0] and facts[0][0] == "cosine":
             factor = plain_number(op.args[1]) if len(op.args) == 2 else None
@@ -77,7 +96,8 @@ class Cosines(Watcher):
                 return "cosine", facts[0][1] * (factor if "mul" in name else 1 / factor)
             return None
         fact = next(f for f in facts if f)
-        if name == "where" or name in ("add", "sub") and len(facts) < 3 and fact[0] == "cosine":  # a margin
+        # a margin
+        if name == "where" or name in ("add", "sub") and len(facts) < 3 and fact[0] == "cosine":
             return fact
         return facts[0] if name in VIEWS and facts[0] and facts[0][0] != "length of" else None
 

@@ -1,10 +1,12 @@
-"""Losses that carry no gradient and are added to one that does: they change the number and train nothing.
+"""Losses that carry no gradient and are added to one that does: they change the number and train
+nothing.
 
     with torch.no_grad():
         features = vgg(generated)                   the way to what generated them is cut
     loss = mse(features, wanted) + 0.001 * total_variation(generated)
 
-A loss of torch whose inputs have no graph is followed through factors and sums into the loss that is differentiated.
+A loss of torch whose inputs have no graph is followed through factors and sums into the loss that
+is differentiated.
 
 Footgun: what is summed for a log has no graph at all, and reaches no backward.
 """
@@ -33,7 +35,12 @@ class DeadTerms(Watcher):
         if not isinstance(result, Tensor) or result.dim() > 1:
             return
         if op.name in LOSSES:
-            if not result.requires_grad and not result.dim() and self.eye.grad and not torch.is_inference(result):
+            if (
+                not result.requires_grad
+                and not result.dim()
+                and self.eye.grad
+                and not torch.is_inference(result)
+            ):
                 self.known.put(result, (op.name, float(result)))
             return
         fact = next((f for f in map(self.known.get, op.given) if f), None)

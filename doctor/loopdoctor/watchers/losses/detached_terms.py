@@ -1,15 +1,17 @@
-"""Terms of a loss, made by hand, whose numbers come from the model and that train nothing, for they were cut off.
+"""Terms of a loss, made by hand, whose numbers come from the model and that train nothing, for they
+were cut off.
 
     loss = data_loss + (u_t.detach() - k * u_xx.detach()).pow(2).mean()
     loss = data_loss + (u_t - k * u_xx).pow(2).mean()
 
-What was cut off by detach() is followed through arithmetic to a mean or a sum. If that number is added to a loss, as it
-is or times a number, it is a term without a slope.
+What was cut off by detach() is followed through arithmetic to a mean or a sum. If that number is
+added to a loss, as it is or times a number, it is a term without a slope.
 
-Footguns: `surrogate + (value - surrogate).detach()` shows another number than it trains, on purpose: no mean is taken
-of what is detached there; or one is, and then what was cut off is also a part of the loss as it is. What was cut off
-may also be a target, and the term its entropy, which makes a divergence of a cross-entropy: so it may meet nothing that
-learns. And a term that is only printed is never added.
+Footguns: `surrogate + (value - surrogate).detach()` shows another number than it trains, on
+purpose: no mean is taken of what is detached there; or one is, and then what was cut off is also a
+part of the loss as it is. What was cut off may also be a target, and the term its entropy, which
+makes a divergence of a cross-entropy: so it may meet nothing that learns. And a term that is only
+printed is never added.
 """
 
 from typing import NamedTuple
@@ -22,7 +24,18 @@ from loopdoctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURN
 
 REDUCES = {"mean", "sum"}
 KEPT = PLUS | MINUS | TIMES | OVER | POWERS | TURNS
-KEPT |= {"squeeze", "view", "reshape", "flatten", "__getitem__", "log", "exp", "relu", "clamp", "sqrt"}
+KEPT |= {
+    "squeeze",
+    "view",
+    "reshape",
+    "flatten",
+    "__getitem__",
+    "log",
+    "exp",
+    "relu",
+    "clamp",
+    "sqrt",
+}
 CUT, TERM, LOSS = "cut", "term", "loss"
 KEY, NODES = "loopdoctor_cut_off", 500
 
@@ -58,7 +71,9 @@ class DetachedTerms(Watcher):
                 self.met |= roots
 
     def _made(self, op: Op, facts: set[str]) -> str | None:
-        """What is known of the result; None where what was cut off met something that learns, or is lost sight of."""
+        """Return what is known of the result; None where what was cut off met something that
+        learns, or is lost sight of.
+        """
         result = op.result
         if result.requires_grad:
             sums = LOSS in facts and op.name in KEPT or facts == {TERM} and op.name in PLUS
@@ -69,7 +84,11 @@ class DetachedTerms(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)
-        if fact is not None and fact.what == LOSS and not fact.roots & (self.met | _also_there(loss)):
+        if (
+            fact is not None
+            and fact.what == LOSS
+            and not fact.roots & (self.met | _also_there(loss))
+        ):
             self.note("F2 detached", True)
         self.met = set()
 
@@ -78,6 +97,6 @@ class DetachedTerms(Watcher):
 
 
 def _also_there(loss: Tensor) -> set[int]:
-    """What was cut off from numbers that the loss is a sum of."""
+    """Return what was cut off from numbers that the loss is a sum of."""
     cut = (graphs.told(node, KEY) for node in graphs.summed(loss.grad_fn, NODES))
     return set().union(*(roots for roots in cut if roots))

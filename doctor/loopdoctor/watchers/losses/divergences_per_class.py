@@ -3,8 +3,8 @@
     F.kl_div(log_q, p, reduction="mean")            divided by the number of classes as well
     F.kl_div(log_q, p, reduction="batchmean")       was meant
 
-Calls of kl_div are followed through factors and sums into the loss that is differentiated. Who multiplies by the number
-of classes again has mended it.
+Calls of kl_div are followed through factors and sums into the loss that is differentiated. Who
+multiplies by the number of classes again has mended it.
 
 Footgun: "mean" is the default of kl_div, and torch itself warns of it.
 """

@@ -1,14 +1,16 @@
 """Labels of a prompt that were set to a token, and not to the number that the loss ignores.
 
     labels[:, :prompt] = 0                              or pad_token_id
-    F.cross_entropy(logits, labels)                     ignores -100, and asks for token 0 all along the prompt
+    F.cross_entropy(logits, labels)                     ignores -100, and asks for token 0 all along
+                                                        the prompt
 
-The text itself goes on with its words there. In each row such places come first, and after them the labels are the next
-words.
+The text itself goes on with its words there. In each row such places come first, and after them the
+labels are the next words.
 
-Footguns: labels that are no words (tags, of masked tokens) hardly ever are the next words. A prompt of one token may be
-asked for anything. Where each token has a loss of its own (reduction="none") a mask comes behind it, and a class may
-weigh nothing. A token that is neither 0 nor padding nor the end may be meant: one that says that the model listens.
+Footguns: labels that are no words (tags, of masked tokens) hardly ever are the next words. A prompt
+of one token may be asked for anything. Where each token has a loss of its own (reduction="none") a
+mask comes behind it, and a class may weigh nothing. A token that is neither 0 nor padding nor the
+end may be meant: one that says that the model listens.
 """
 
 from torch import Tensor
@@ -17,7 +19,8 @@ from loopdoctor.eye import Op, Watcher
 
 LEAST, PLACES, LOOKED = 4, 6, 2**18  # rows; places of a row; numbers
 IGNORED = -100
-FRONT, MOST = 0.98, 0.75  # of what is no next word, how much is that token in front; rows that have both
+# of what is no next word, how much is that token in front; rows that have both
+FRONT, MOST = 0.98, 0.75
 
 
 class FilledLabels(Watcher):
@@ -29,14 +32,22 @@ class FilledLabels(Watcher):
             return
         asked = op.given[1].detach()
         ignored = op.kwargs.get("ignore_index", op.args[4] if len(op.args) > 4 else IGNORED)
-        texts = [ids for ids in self.e.lookups if ids.dim() == 2 and len(ids) >= LEAST and ids.shape[1] >= PLACES]
+        texts = [
+            ids
+            for ids in self.e.lookups
+            if ids.dim() == 2 and len(ids) >= LEAST and ids.shape[1] >= PLACES
+        ]
         if asked.is_floating_point() or not texts or asked.numel() > LOOKED:
             return
         for ids in texts:
             for after in (ids.shape[1], ids.shape[1] - 1):  # HF asks nothing of the last place
                 if asked.numel() == len(ids) * after and asked.device == ids.device:
                     found = _filled(ids, asked.reshape(len(ids), after), ignored)
-                    if found is not None and found[0] in self._fillers() and not _free(op, found[0]):
+                    if (
+                        found is not None
+                        and found[0] in self._fillers()
+                        and not _free(op, found[0])
+                    ):
                         self.note("F15 filled", found)
                         return
 
@@ -51,7 +62,7 @@ def _free(op: Op, token: int) -> bool:
 
 
 def _filled(ids: Tensor, asked: Tensor, ignored: int) -> tuple[int, float] | None:
-    """The token that stands for nothing, and its share of all that is asked."""
+    """Return the token that stands for nothing, and its share of all that is asked."""
     places = ids.shape[1] - 1
     words, asked = ids[:, 1:], asked[:, :places]  # (B, T - 1)
     there = asked != ignored

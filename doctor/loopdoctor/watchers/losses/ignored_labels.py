@@ -1,22 +1,23 @@
-"""A class that is taken for padding: `ignore_index=0`, and 0 is the label O of a tagger as well. And padding that is
-taken for a class.
+"""A class that is taken for padding: `ignore_index=0`, and 0 is the label O of a tagger as well.
+And padding that is taken for a class.
 
     tags = pad_sequence(tags, batch_first=True, padding_value=0)
     F.cross_entropy(logits.reshape(-1, 5), tags.reshape(-1), ignore_index=0)
 
-Padding stands at the ends of rows. So the labels of a batch (B, T) are looked at row by row: are there ignored ones in
-the midst of others, beside those at the ends? Labels that were flattened first are followed to their rows. Of maps
-(B, H, W) it is asked whether most places are left out, as a background is.
+Padding stands at the ends of rows. So the labels of a batch (B, T) are looked at row by row: are
+there ignored ones in the midst of others, beside those at the ends? Labels that were flattened
+first are followed to their rows. Of maps (B, H, W) it is asked whether most places are left out, as
+a background is.
 
     tags = pad_sequence(tags, batch_first=True)             0 where there is no word, and 0 is a tag
     F.cross_entropy(logits.reshape(-1, 5), tags.reshape(-1))
 
-Where ids of words (B, T) went into a table and as many labels are judged, the runs of one id at the ends of rows are
-padding; is there a label, one and the same, that counts?
+Where ids of words (B, T) went into a table and as many labels are judged, the runs of one id at the
+ends of rows are padding; is there a label, one and the same, that counts?
 
-Footguns: -100 is no class, and who writes it there means it. With thousands of classes it is words that were masked,
-where most are ignored on purpose. Who writes words (as many classes as the table has rows) may have to write where they
-end.
+Footguns: -100 is no class, and who writes it there means it. With thousands of classes it is words
+that were masked, where most are ignored on purpose. Who writes words (as many classes as the table
+has rows) may have to write where they end.
 """
 
 import torch
@@ -26,7 +27,8 @@ from loopdoctor.eye import Eye, Op, Watcher
 from loopdoctor.probes import tail
 
 LOSSES = {"cross_entropy", "nll_loss"}
-PADDED, RUN, WORDS = 0.1, 3, 16  # share of the labels that stand at padding; its length in some rows; rows of a table
+# share of the labels that stand at padding; its length in some rows; rows of a table
+PADDED, RUN, WORDS = 0.1, 3, 16
 
 
 class IgnoredLabels(Watcher):
@@ -34,7 +36,8 @@ class IgnoredLabels(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.words: list[tuple[Tensor, int]] = []  # ids (B, T) and the rows of their table, since the last backward
+        # ids (B, T) and the rows of their table, since the last backward
+        self.words: list[tuple[Tensor, int]] = []
 
     def saw(self, op: Op) -> None:
         if op.name == "embedding":
@@ -47,8 +50,14 @@ class IgnoredLabels(Watcher):
             for ids, rows in self.words:
                 self._at_padding(ids, rows, op.given[0], op.given[1], ignored)
 
-    def _at_padding(self, ids: Tensor, rows: int, logits: Tensor, labels: Tensor, ignored: int) -> None:
-        if labels.numel() != ids.numel() or labels.is_floating_point() or logits.shape[1] in (rows, rows + 1):
+    def _at_padding(
+        self, ids: Tensor, rows: int, logits: Tensor, labels: Tensor, ignored: int
+    ) -> None:
+        if (
+            labels.numel() != ids.numel()
+            or labels.is_floating_point()
+            or logits.shape[1] in (rows, rows + 1)
+        ):
             return
         pads = padding(ids)
         if pads is None or pads.float().mean() < PADDED:
@@ -65,7 +74,9 @@ class IgnoredLabels(Watcher):
 
 
 def padding(ids: Tensor) -> Tensor | None:
-    """(B, T): runs at the ends of rows, of different lengths, of one id that stands nowhere else."""
+    """(B, T): runs at the ends of rows, of different lengths, of one id that stands nowhere
+    else.
+    """
     ends = ids[tail(ids, ids[:, -1:]).sum(1) >= RUN, -1]
     if not len(ends) or bool((ends != ends[0]).any()):
         return None

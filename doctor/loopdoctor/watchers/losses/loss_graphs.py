@@ -1,12 +1,16 @@
-"""What the graph of a loss itself tells, node by node, in three steps: functions without a slope, terms at a floor.
+"""What the graph of a loss itself tells, node by node, in three steps: functions without a slope,
+terms at a floor.
 
-    scale * torch.round(w / scale)                     a flat function: no slope, so w has a gradient of 0
-    torch.clamp(kl, min=1.0)                           free nats: below 1 the term teaches nothing, on purpose
+    scale * torch.round(w / scale)
+    a flat function: no slope, so w has a gradient of 0
+    torch.clamp(kl, min=1.0)                           free nats: below 1 the term teaches nothing,
+                                                       on purpose
 
-A function whose slope is 0 is found above the weights that it starves, and what only terms at a floor teach is noted.
+A function whose slope is 0 is found above the weights that it starves, and what only terms at a
+floor teach is noted.
 
-Footgun: a straight-through step (x + (round(x) - x).detach()) leaves no node of the rounding in the graph. Nodes are
-read, never run.
+Footgun: a straight-through step (x + (round(x) - x).detach()) leaves no node of the rounding in the
+graph. Nodes are read, never run.
 """
 
 from torch import Tensor
@@ -39,11 +43,17 @@ class LossGraphs(Watcher):
                     self.e.starving.setdefault(FLAT[kind(node)], set()).update(below)
 
     def _at_floors(self, loss: Tensor) -> None:
-        """What only terms teach that stand at a floor above zero."""
-        low = {node for node, factor in terms_of_loss(self.e, loss, CLAMPS) if factor > 0 and _at_floor(node)}
+        """Find what only terms teach that stand at a floor above zero."""
+        low = {
+            node
+            for node, factor in terms_of_loss(self.e, loss, CLAMPS)
+            if factor > 0 and _at_floor(node)
+        }
         if low:
             others = graphs.leaves(loss.grad_fn, LIMIT, low)
-            self.note("B7 floor", set().union(*(graphs.leaves(node, LIMIT) for node in low)) - others)
+            self.note(
+                "B7 floor", set().union(*(graphs.leaves(node, LIMIT) for node in low)) - others
+            )
 
 
 def _at_floor(node) -> bool:

@@ -1,14 +1,15 @@
 """A discriminator that is taught one answer alone: all of its targets are 1, or all are 0.
 
-    loss_d = bce(d(real), ones) + bce(d(fake.detach()), ones)       zeros were meant for what is made
+    loss_d = bce(d(real), ones) + bce(d(fake.detach()), ones)
+    zeros were meant for what is made
 
-Of each optimizer it is asked which targets the losses had whose gradients went into its steps. Of two networks that
-learn against each other, the one whose own layer gives the scores must meet both.
+Of each optimizer it is asked which targets the losses had whose gradients went into its steps. Of
+two networks that learn against each other, the one whose own layer gives the scores must meet both.
 
-Footguns: the other network's loss asks for one answer, as it should, and leaves gradients on the discriminator, which
-are cleared before its next backward; some of its layers may be frozen, and have none. Real and made rows may have a
-step each, so those are judged in which at least two losses meet. And a difference of two answers (a relativistic judge,
-pairs of a ranking) has one target.
+Footguns: the other network's loss asks for one answer, as it should, and leaves gradients on the
+discriminator, which are cleared before its next backward; some of its layers may be frozen, and
+have none. Real and made rows may have a step each, so those are judged in which at least two losses
+meet. And a difference of two answers (a relativistic judge, pairs of a ranking) has one target.
 """
 
 from torch import Tensor
@@ -59,7 +60,8 @@ class OneSidedJudges(Watcher):
         for index, o in enumerate(self.e.optimizers):
             if not any(bool(g.any()) for g in _gradients(o)[:2]):
                 self.waiting.pop(index, None)  # they were cleared
-            others = set().union(*(other.ids for other in self.e.optimizers if other is not o))  # N1, S36
+            # N1, S36
+            others = set().union(*(other.ids for other in self.e.optimizers if other is not o))
             sides = [side for node, side in asked if _weight(node) in o.ids - others]
             if sides:
                 self.waiting[index] = self.waiting.get(index, []) + sides
@@ -68,7 +70,12 @@ class OneSidedJudges(Watcher):
         self._stepped()
         for steps in self.taught.values():
             sides = set().union(*steps)
-            if len(steps) >= STEPS and len(sides) == 1 and BOTH not in sides and min(map(len, steps)) > 1:
+            if (
+                len(steps) >= STEPS
+                and len(sides) == 1
+                and BOTH not in sides
+                and min(map(len, steps)) > 1
+            ):
                 for turn in range(len(steps)):
                     self.note("F20 judge", (len(steps), next(iter(sides))), turn)
         self.waiting, self.taught = {}, {}
@@ -80,7 +87,7 @@ def _gradients(o) -> list[Tensor]:
 
 
 def _weight(node) -> int | None:
-    """The id of the weight of the layer that gave the scores."""
+    """Return the id of the weight of the layer that gave the scores."""
     for below in graphs.below(node, NEAR):
         if kind(below) in LAYERS:
             leaves = [n.variable for n in graphs.near(below) if hasattr(n, "variable")]

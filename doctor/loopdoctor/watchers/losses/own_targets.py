@@ -1,16 +1,19 @@
 """Targets that carry a gradient into the network that made them.
 
-    target = reward + gamma * value(next_states)            both sides of the error learn, and meet half way
+    target = reward + gamma * value(next_states)
+    both sides of the error learn, and meet half way
     loss = (target - value(states)).pow(2).mean()
 
-    loss = F.mse_loss(features(answer), features(picture))  and the optimizer trains the features as well, which are
+    loss = F.mse_loss(features(answer), features(picture))  and the optimizer trains the features as
+    well, which are
                                                             soonest alike where they tell nothing
 
-In the first, one side of a difference is what the network answered and the other is a plain number more than what the
-same network answered. In the second, both sides went through the same weights, of which the loss reaches some by this
-difference alone, and only one side is made of others too.
+In the first, one side of a difference is what the network answered and the other is a plain number
+more than what the same network answered. In the second, both sides went through the same weights,
+of which the loss reaches some by this difference alone, and only one side is made of others too.
 
-Footgun: two answers of one network are also compared as they are (Siamese networks), and are then left alone.
+Footgun: two answers of one network are also compared as they are (Siamese networks), and are then
+left alone.
 """
 
 from torch import Tensor, nn
@@ -20,14 +23,28 @@ from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import PLAIN
 from loopdoctor.watchers.operators import MINUS, PLUS, POWERS, TIMES
 
-VIEWS = {"view", "squeeze", "unsqueeze", "flatten", "reshape", "__getitem__", "gather", "max", "amax", "min", "minimum"}
+VIEWS = {
+    "view",
+    "squeeze",
+    "unsqueeze",
+    "flatten",
+    "reshape",
+    "__getitem__",
+    "gather",
+    "max",
+    "amax",
+    "min",
+    "minimum",
+}
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 ANSWER, SCALED, SUMMED, BENT, ERROR = "answer", "scaled", "summed", "bent", "error"
 NODES = 3000  # of a graph
 
 
 class OwnTargets(Watcher):
-    """What is known of a tensor: the last weight of what answered, and what was done to it since."""
+    """What is known of a tensor: the last weight of what answered, and what was done to it
+    since.
+    """
 
     begins = LAYERS
 
@@ -53,7 +70,7 @@ class OwnTargets(Watcher):
             self.known.put(op.results[0], (self._next(op, fact[0]), fact[1]))
 
     def _next(self, op: Op, way: str) -> str:
-        """A weight of a normalisation is a plain number here."""
+        """Return A weight of a normalisation is a plain number here."""
         learn = [t.requires_grad and not isinstance(t, nn.Parameter) for t in op.given]
         if op.name in VIEWS:
             return way
@@ -63,7 +80,11 @@ class OwnTargets(Watcher):
             return SCALED
         if op.name in PLUS and len(op.given) == 2 and way in (ANSWER, SCALED):
             other = op.given[learn.index(False)]
-            fits = way == SCALED and other.is_floating_point() and other.numel() == op.results[0].numel()
+            fits = (
+                way == SCALED
+                and other.is_floating_point()
+                and other.numel() == op.results[0].numel()
+            )
             return SUMMED if fits else BENT
         return BENT
 
@@ -72,7 +93,9 @@ class OwnTargets(Watcher):
             return
         if {one[0], two[0]} == {ANSWER, SUMMED}:
             pair = None
-        elif op.given[0].shape == op.given[1].shape and op.given[0].dim() > 1 and len(self.pairs) < 8:
+        elif (
+            op.given[0].shape == op.given[1].shape and op.given[0].dim() > 1 and len(self.pairs) < 8
+        ):
             pair = tuple(t.grad_fn for t in (*op.given, op.results[0]))
         else:
             return

@@ -1,13 +1,15 @@
-"""A distillation of texts that averages over their padding: `F.kl_div(student, teacher, reduction="batchmean")`.
+"""A distillation of texts that averages over their padding: `F.kl_div(student, teacher,
+reduction="batchmean")`.
 
     kl = F.kl_div(log_q, p, reduction="none").sum(-1)       (B, T)
     loss = kl.mean()                                        padding is a place like any other
     loss = (kl * mask).sum() / mask.sum()
 
-What a divergence over all places gave is followed to one number. Whether there is padding, and how much, is known from
-the mask that the model was given; the check asks for it.
+What a divergence over all places gave is followed to one number. Whether there is padding, and how
+much, is known from the mask that the model was given; the check asks for it.
 
-Footgun: what was multiplied with a mask, or picked, is left alone, and so are places that were chosen before.
+Footgun: what was multiplied with a mask, or picked, is left alone, and so are places that were
+chosen before.
 """
 
 from torch import Tensor
@@ -37,7 +39,11 @@ class PaddedDivergences(Watcher):
         if op.name == "kl_div":
             places = tuple(op.given[0].shape[:-1])
             target = op.given[1].detach() if len(op.given) > 1 else None
-            if target is None or not op.kwargs.get("log_target") and float(target.sum(-1).min()) < HALF:
+            if (
+                target is None
+                or not op.kwargs.get("log_target")
+                and float(target.sum(-1).min()) < HALF
+            ):
                 return  # no target at all where there is padding
             if not r.dim():
                 self.note("F15 divergence", places)

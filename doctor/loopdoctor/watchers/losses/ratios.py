@@ -2,12 +2,12 @@
 
     ratio = torch.exp(logp - old)           1 in every place, where nothing drops out
 
-A policy gradient by ratios (PPO, GRPO) compares the policy with what it said before. In the first pass over a batch the
-ratio is one, and with live dropout it would not be. So a model in eval mode whose ratio is one rests rightly, and S11
-leaves it alone.
+A policy gradient by ratios (PPO, GRPO) compares the policy with what it said before. In the first
+pass over a batch the ratio is one, and with live dropout it would not be. So a model in eval mode
+whose ratio is one rests rightly, and S11 leaves it alone.
 
-Footgun: the old side has no graph then (`logp.detach()`), and a softmax by hand also takes off its own largest number,
-which is one for many; so the difference must be of numbers that were computed.
+Footgun: the old side has no graph then (`logp.detach()`), and a softmax by hand also takes off its
+own largest number, which is one for many; so the difference must be of numbers that were computed.
 """
 
 from torch import Tensor
@@ -32,5 +32,9 @@ class Ratios(Watcher):
         """Note a ratio to what was said without a graph, which is one in all places."""
         asleep = not any(m.training for m in self.e.models) and difference.numel() <= LOOKED
         answers = [kind(side) for side in sides if side is not None]
-        if asleep and answers != ["AccumulateGrad"] and bool((difference.detach().abs() < CLOSE).all()):
+        if (
+            asleep
+            and answers != ["AccumulateGrad"]
+            and bool((difference.detach().abs() < CLOSE).all())
+        ):
             self.note("S11 ratio", tuple(difference.shape))

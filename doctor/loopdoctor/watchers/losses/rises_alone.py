@@ -1,12 +1,15 @@
-"""A loss that asks scores to rise and asks for nothing else: pairs that belong together, and none that do not.
+"""A loss that asks scores to rise and asks for nothing else: pairs that belong together, and none
+that do not.
 
-    loss = -F.logsigmoid(score(user, item)).mean()              every score goes up, whoever it is of
+    loss = -F.logsigmoid(score(user, item)).mean()
+    every score goes up, whoever it is of
     loss = loss - F.logsigmoid(-score(user, drawn)).mean()
 
 The graph of the loss is read: one mean of what only rises with a score, and nothing beside it.
 
-Footgun: a difference of two scores that is to rise (BPR, DPO) holds both sides. A generator asks for no more than this
-in its own step, so two optimizers are left alone, and a program with any other loss.
+Footgun: a difference of two scores that is to rise (BPR, DPO) holds both sides. A generator asks
+for no more than this in its own step, so two optimizers are left alone, and a program with any
+other loss.
 """
 
 from torch import Tensor
@@ -24,7 +27,8 @@ class RisesAlone(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.turns: dict[int, bool] = {}  # step -> whether every loss of it asked for no more than this
+        # step -> whether every loss of it asked for no more than this
+        self.turns: dict[int, bool] = {}
 
     def backward(self, loss: Tensor) -> None:
         terms = terms_of_loss(self.e, loss) if loss.grad_fn is not None else []
@@ -39,11 +43,16 @@ class RisesAlone(Watcher):
 
 def _once(loss: Tensor) -> bool:
     """Another such term may have a weight of 0 for now."""
-    return sum(kind(node) in ("LogSigmoid", "Softplus", "Log") for node in graphs.walk(loss, NODES)) == 1
+    return (
+        sum(kind(node) in ("LogSigmoid", "Softplus", "Log") for node in graphs.walk(loss, NODES))
+        == 1
+    )
 
 
 def _rises(node, factor: float) -> bool:
-    """Whether less of this term means a larger score: minus a log-sigmoid, or a softplus of minus the score."""
+    """Whether less of this term means a larger score: minus a log-sigmoid, or a softplus of minus
+    the score.
+    """
     below = next((edge for edge, _ in node.next_functions if edge is not None), None)
     if kind(below) == "LogSigmoid" and factor < 0:
         score = below.next_functions[0][0]

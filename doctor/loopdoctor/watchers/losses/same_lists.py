@@ -1,14 +1,17 @@
-"""Lists whose candidates all have one and the same score: a reranker that reads what the texts of a list share.
+"""Lists whose candidates all have one and the same score: a reranker that reads what the texts of a
+list share.
 
-    end = (ids == eos).int().argmax(1)                      the first end: that of the question, with which all begin
-    scores = head(hidden[rows, end]).view(-1, 4)            one score per text, four texts to a question
+    end = (ids == eos).int().argmax(1)
+    the first end: that of the question, with which all begin
+    scores = head(hidden[rows, end]).view(-1, 4)
+    one score per text, four texts to a question
     loss = F.cross_entropy(scores, best)                    ln 4 for ever
 
 It is the same as pairs with one score (same_scores.py), of longer lists.
 
-Footguns: a last layer that begins at zero gives all lists one score as well, so that of the lists must differ; and the
-columns of a linear layer may be alike, which are no texts. So each score must have been one number of its own text
-before they were laid side by side.
+Footguns: a last layer that begins at zero gives all lists one score as well, so that of the lists
+must differ; and the columns of a linear layer may be alike, which are no texts. So each score must
+have been one number of its own text before they were laid side by side.
 """
 
 import torch
@@ -57,8 +60,10 @@ def _over_candidates(op: Op) -> bool:
 
 def _alike(scores: Tensor) -> bool:
     """Whether those of a list are, and lists are not."""
-    if len(scores) < LISTS or scores.dtype is not torch.float32:  # fewer bits round differences away
+    # fewer bits round differences away
+    if len(scores) < LISTS or scores.dtype is not torch.float32:
         return False
     firsts, within = scores[:, 0], (scores.amax(1) - scores.amin(1)).max()
     between = firsts.max() - firsts.min()
-    return bool(within <= SAME * between) and bool(between > APART * firsts.abs().max())  # and not by rounding
+    # and not by rounding
+    return bool(within <= SAME * between) and bool(between > APART * firsts.abs().max())

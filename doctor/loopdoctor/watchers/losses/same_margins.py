@@ -1,12 +1,16 @@
-"""Two differences of log-probabilities that are one and the same: the reference of a preference loss is the policy.
+"""Two differences of log-probabilities that are one and the same: the reference of a preference
+loss is the policy.
 
     with torch.no_grad():
-        before = logp(reference, chosen) - logp(reference, rejected)        reference = model, no copy of it
+        before = logp(reference, chosen) - logp(reference, rejected)
+        reference = model, no copy of it
     margin = logp(model, chosen) - logp(model, rejected) - before           0 for ever
-    loss = (margin - 1 / (2 * beta)).pow(2).mean()                          IPO: 25 for ever; a hinge: 1
+    loss = (margin - 1 / (2 * beta)).pow(2).mean()
+    IPO: 25 for ever; a hinge: 1
 
-Footgun: one log-probability minus itself without its graph is the ratio of the first pass of PPO and GRPO, and right.
-So both sides must be differences, the one of two texts under each model, or the other way round.
+Footgun: one log-probability minus itself without its graph is the ratio of the first pass of PPO
+and GRPO, and right. So both sides must be differences, the one of two texts under each model, or
+the other way round.
 """
 
 import torch
@@ -19,7 +23,9 @@ LEARNT, GIVEN, NOTHING = "learnt", "given", "nothing"
 
 
 class SameMargins(Watcher):
-    """Known are differences of two that learn, of two that do not, and of one that does from itself without a graph."""
+    """Known are differences of two that learn, of two that do not, and of one that does from itself
+    without a graph.
+    """
 
     names = begins = MINUS
 
@@ -31,7 +37,13 @@ class SameMargins(Watcher):
         if not isinstance(op.result, Tensor) or len(op.given) != 2:
             return
         a, b = op.given
-        if a.shape != b.shape or a.dim() != 1 or len(a) < 2 or a.dtype is not torch.float32 or b.dtype != a.dtype:
+        if (
+            a.shape != b.shape
+            or a.dim() != 1
+            or len(a) < 2
+            or a.dtype is not torch.float32
+            or b.dtype != a.dtype
+        ):
             return  # fewer bits round small differences away
         kinds = self.known.get(a), self.known.get(b)
         same = kinds in ((LEARNT, GIVEN), (NOTHING, NOTHING)) and torch.equal(a, b)

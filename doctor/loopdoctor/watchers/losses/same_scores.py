@@ -1,11 +1,14 @@
-"""Pairs whose two scores are one and the same number: a reward model that reads what both texts share.
+"""Pairs whose two scores are one and the same number: a reward model that reads what both texts
+share.
 
-    end = (ids == eos).int().argmax(1)                      the first end: that of the question, which both begin with
+    end = (ids == eos).int().argmax(1)
+    the first end: that of the question, which both begin with
     chosen, rejected = head(hidden[rows, end]).chunk(2)
     loss = -F.logsigmoid(chosen - rejected).mean()          ln 2 for ever
 
-Footgun: with a reference that is the policy itself a preference loss is ln 2 as well. There differences are subtracted
-from each other, or logarithms from those of the reference that has no graph.
+Footgun: with a reference that is the policy itself a preference loss is ln 2 as well. There
+differences are subtracted from each other, or logarithms from those of the reference that has no
+graph.
 """
 
 import torch
@@ -19,7 +22,9 @@ KEEPS = TIMES | OVER | {"neg", "__neg__"}
 
 
 class SameScores(Watcher):
-    """Known are differences, and whether both sides were the same, which are no differences themselves."""
+    """Known are differences, and whether both sides were the same, which are no differences
+    themselves.
+    """
 
     names, begins = LOSSES | KEEPS | MINUS, MINUS
 
@@ -32,7 +37,9 @@ class SameScores(Watcher):
         if op.name in LOSSES:
             if facts and facts[0]:
                 self.note("N14 same", len(op.given[0]))
-        elif op.name in MINUS and isinstance(op.result, Tensor) and len(op.given) == 2 and not facts:
+        elif (
+            op.name in MINUS and isinstance(op.result, Tensor) and len(op.given) == 2 and not facts
+        ):
             a, b = op.given
             if a.shape == b.shape and op.result.requires_grad and a.numel() > 1 and a.dim() < 3:
                 self.known.put(op.result, a.requires_grad and b.requires_grad and torch.equal(a, b))

@@ -2,8 +2,8 @@
 
     loss = pg_loss + 0.5 * value_loss - 0.01 * entropy.mean()         the entropy has -1
 
-Footgun: a factor that is itself learned, or that holds several numbers, has no one sign. Then nothing is known any
-more.
+Footgun: a factor that is itself learned, or that holds several numbers, has no one sign. Then
+nothing is known any more.
 """
 
 from torch import Tensor
@@ -20,7 +20,7 @@ def turned(signs: frozenset | None) -> frozenset:
 
 
 def followed(op: Op, known: Known) -> frozenset | None:
-    """The signs of a result, of those of what it is made of; None where there are none."""
+    """Return the signs of a result, of those of what it is made of; None where there are none."""
     facts = [f if isinstance(f, frozenset) else None for f in map(known.get, op.given)]
     if not any(facts):
         return None
@@ -36,7 +36,12 @@ def followed(op: Op, known: Known) -> frozenset | None:
     if op.name not in TIMES | OVER:
         return None
     factor = [a for a in op.args if not (isinstance(a, Tensor) and known.get(a))]
-    if len(factor) != 1 or isinstance(factor[0], Tensor) and (factor[0].numel() > 1 or factor[0].requires_grad):
+    if (
+        len(factor) != 1
+        or isinstance(factor[0], Tensor)
+        and (factor[0].numel() > 1 or factor[0].requires_grad)
+    ):
         return None
     of = next(f for f in facts if f)
-    return None if not float(factor[0]) else of if float(factor[0]) > 0 else turned(of)  # 0: a weight that warms up
+    # 0: a weight that warms up
+    return None if not float(factor[0]) else of if float(factor[0]) > 0 else turned(of)

@@ -3,12 +3,13 @@
     if not torch.isfinite(loss):
         continue
 
-The guard keeps the weights sound, and hides that most batches teach nothing: p * log(p) is NaN where p is 0. No
-backward is ever made of such a loss, so it is met where the program asks whether it is finite, or for its number.
+The guard keeps the weights sound, and hides that most batches teach nothing: p * log(p) is NaN
+where p is 0. No backward is ever made of such a loss, so it is met where the program asks whether
+it is finite, or for its number.
 
-Footguns: a search for the length of a step tries losses of the same data, which no backward follows; and the range of
-masked numbers is infinite in many a log. A guard under a gradient scaler has something to do now and then. How often is
-for the check to judge.
+Footguns: a search for the length of a step tries losses of the same data, which no backward
+follows; and the range of masked numbers is infinite in many a log. A guard under a gradient scaler
+has something to do now and then. How often is for the check to judge.
 """
 
 import math
@@ -30,7 +31,8 @@ class SkippedLosses(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.met: list[Tensor | None] = []  # what the network was given for each, since the last backward
+        # what the network was given for each, since the last backward
+        self.met: list[Tensor | None] = []
         self.data: Tensor | None = None
 
     def saw(self, op: Op) -> None:
@@ -51,7 +53,9 @@ class SkippedLosses(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         own = bool(self.known.get(loss))
-        self._passed(len([data for data in self.met[: len(self.met) - own] if not _same(data, self.data)]))
+        self._passed(
+            len([data for data in self.met[: len(self.met) - own] if not _same(data, self.data)])
+        )
         self.met = []
 
     def close(self) -> None:
@@ -59,10 +63,13 @@ class SkippedLosses(Watcher):
         self.known.by_id.clear()
 
     def _given(self, op: Op) -> None:
-        """A few numbers of what a first layer is given: a search tries the same data again."""
+        """Keep a few numbers of what a first layer is given: a search tries the same data again."""
         x = op.given[0]
         if not x.requires_grad and x.numel() and self.eye.grad:
-            self.data = x.detach().flatten()[:: max(1, x.numel() // FEW)][:FEW].to(torch.float32, copy=True)  # no sync
+            # no sync
+            self.data = (
+                x.detach().flatten()[:: max(1, x.numel() // FEW)][:FEW].to(torch.float32, copy=True)
+            )
 
     def _passed(self, losses: int) -> None:
         skipped = self.e.habits["N17 skipped"]

@@ -4,10 +4,11 @@
     target = one_hot * (1 - s) + s / classes
     loss = -(target * logits.log_softmax(1)).sum(1).mean()
 
-The loss of torch is asked by F20 itself. Here a product of log-shares with numbers that do not learn is looked at.
+The loss of torch is asked by F20 itself. Here a product of log-shares with numbers that do not
+learn is looked at.
 
-Footgun: weights of classes make rows that sum to anything, and leave zeros. So all numbers must be above 0, and all
-rows must have one and the same sum.
+Footgun: weights of classes make rows that sum to anything, and leave zeros. So all numbers must be
+above 0, and all rows must have one and the same sum.
 """
 
 from torch import Tensor
@@ -43,7 +44,12 @@ class SoftTargets(Watcher):
 
 def _sum(target: Tensor) -> float | None:
     """Of each row, where all have the same one, which is not 1."""
-    if target.requires_grad or not target.is_floating_point() or len(target) < LEAST or target.numel() > LOOKED:
+    if (
+        target.requires_grad
+        or not target.is_floating_point()
+        or len(target) < LEAST
+        or target.numel() > LOOKED
+    ):
         return None
     target = target.detach().double()
     sums = target.sum(1)

@@ -1,11 +1,13 @@
 """A latent that is drawn for each text, with a spread that was computed: a VAE of sentences.
 
-    z = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)         one vector for each row of ids
+    z = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
+    one vector for each row of ids
 
-It may have been told of the whole text on purpose, so a decoder that is given it looks as if it saw the future; F11
-leaves it alone.
+It may have been told of the whole text on purpose, so a decoder that is given it looks as if it saw
+the future; F11 leaves it alone.
 
-Footgun: noise for each token is no latent of a text, so the number of vectors must be that of the rows.
+Footgun: noise for each token is no latent of a text, so the number of vectors must be that of the
+rows.
 """
 
 from torch import Tensor

@@ -1,14 +1,16 @@
-"""Terms of a loss that train nothing, because a function without a slope stands in each way to a weight.
+"""Terms of a loss that train nothing, because a function without a slope stands in each way to a
+weight.
 
-    loss = bce(logits, y) + dice(torch.round(torch.sigmoid(logits)), y)     the gradient of the second is 0
+    loss = bce(logits, y) + dice(torch.round(torch.sigmoid(logits)), y)
+    the gradient of the second is 0
     loss = bce(logits, y) + dice(torch.sigmoid(logits), y)
 
-The graph has such a term, and its number moves as the weights do. The loss is taken apart at its outermost sums; a term
-is alive if any way from it to a leaf passes no flat function.
+The graph has such a term, and its number moves as the weights do. The loss is taken apart at its
+outermost sums; a term is alive if any way from it to a leaf passes no flat function.
 
-Footguns: a straight-through step, x + (round(x) - x).detach(), leaves no flat node. A function of the user's own may
-have any slope, and hide its weights (a checkpoint), so it is alive. x - floor(x) has a slope, that of x, so what is
-rounded may not be a term itself.
+Footguns: a straight-through step, x + (round(x) - x).detach(), leaves no flat node. A function of
+the user's own may have any slope, and hide its weights (a checkpoint), so it is alive. x - floor(x)
+has a slope, that of x, so what is rounded may not be a term itself.
 """
 
 from torch import Tensor
@@ -18,7 +20,19 @@ from loopdoctor.fed import kind
 from loopdoctor.watchers.losses.loss_graphs import FLAT
 
 SUMS = {"Add", "Sub", "Rsub", "Stack", "Cat"}
-THROUGH = {"Mul", "Div", "Neg", "Mean", "Sum", "View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone"}
+THROUGH = {
+    "Mul",
+    "Div",
+    "Neg",
+    "Mean",
+    "Sum",
+    "View",
+    "UnsafeView",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Clone",
+}
 TERMS, LIMIT = 64, 2000  # of a loss; nodes below one of them that are looked at
 
 
@@ -41,7 +55,7 @@ class TermsWithoutSlope(Watcher):
 
 
 def _terms(node) -> list:
-    """What the outermost sums add up."""
+    """Return what the outermost sums add up."""
     found, queue, seen = [], [node], 0
     while queue and seen < LIMIT:
         node, seen = queue.pop(), seen + 1
@@ -54,14 +68,17 @@ def _terms(node) -> list:
 
 
 def _flat(node) -> list:
-    """The flat functions that stand in all ways from a node to leaves; none where one way is free."""
+    """Return the flat functions that stand in all ways from a node to leaves; none where one way is
+    free.
+    """
     found, queue, seen = [], [node], set()
     while queue:
         node = queue.pop()
         if node in seen:
             continue
         seen.add(node)
-        native = type(node).__name__[-1].isdigit()  # RoundBackward0; of a user's class it is RoundBackward
+        # RoundBackward0; of a user's class it is RoundBackward
+        native = type(node).__name__[-1].isdigit()
         if not native or len(seen) > LIMIT:
             return []
         if kind(node) in FLAT:
@@ -72,7 +89,7 @@ def _flat(node) -> list:
 
 
 def _below(found: list) -> set:
-    """What the flat functions are given, and what that is computed from."""
+    """Return what the flat functions are given, and what that is computed from."""
     queue, seen = [edge for node in found for edge, _ in node.next_functions], set()
     while queue and len(seen) < LIMIT:
         node = queue.pop()

@@ -1,18 +1,22 @@
-"""States from which nothing is ever done, whose values Q-learning builds on as on all others: ends that nobody noted.
+"""States from which nothing is ever done, whose values Q-learning builds on as on all others: ends
+that nobody noted.
 
-    memory.append((state, action, reward, next_state))                  no sign of the end of an episode
-    target = reward + gamma * net(next_state).max(1).values             and so the value after an end counts
+    memory.append((state, action, reward, next_state))
+    no sign of the end of an episode
+    target = reward + gamma * net(next_state).max(1).values
+    and so the value after an end counts
 
-No flag tells (ends_of_episodes.py asks what becomes of flags). The states themselves do, where there are few of them:
-in a memory of episodes a state is left about as often as it is reached. One that is reached again and again and never
-left ends an episode, and its value, which is never learned, is part of the targets.
+No flag tells (ends_of_episodes.py asks what becomes of flags). The states themselves do, where
+there are few of them: in a memory of episodes a state is left about as often as it is reached. One
+that is reached again and again and never left ends an episode, and its value, which is never
+learned, is part of the targets.
 
-So rows are counted that a network was asked for without a graph, and those that it learns from, in steps in which a
-target is a reward and a discounted value of its own.
+So rows are counted that a network was asked for without a graph, and those that it learns from, in
+steps in which a target is a reward and a discounted value of its own.
 
-Footguns: a target that is multiplied with flags, or written over in places, may leave the ends out. Rows of numbers
-that are never the same twice tell nothing, so most of what is often reached must be left as well. The newest states of
-a memory are not left yet, but they are in the next step.
+Footguns: a target that is multiplied with flags, or written over in places, may leave the ends out.
+Rows of numbers that are never the same twice tell nothing, so most of what is often reached must be
+left as well. The newest states of a memory are not left yet, but they are in the next step.
 """
 
 import torch
@@ -23,26 +27,44 @@ from loopdoctor.fed import PLAIN
 from loopdoctor.watchers.operators import MINUS, PLUS, TIMES, written
 
 LAYERS = {"linear", "conv2d", "embedding"}
-VALUES = {"gather", "max", "amax", "squeeze", "view", "reshape", "flatten", "minimum", "min", "detach", "__getitem__"}
+VALUES = {
+    "gather",
+    "max",
+    "amax",
+    "squeeze",
+    "view",
+    "reshape",
+    "flatten",
+    "minimum",
+    "min",
+    "detach",
+    "__getitem__",
+}
 KEPT = VALUES | {"unsqueeze", "clamp", "float", "to", "relu", "tanh"}
 DISCOUNT = 0.5  # below which a factor is none
-OFTEN, APART, CHANCE = 5, 2, 0.02  # times that a state is reached, in how many steps; that chance has left one out
-LEFT, SHARE = 0.6, 0.03  # of the states that are often reached, those that are left; of the rows, those of ends
+# times that a state is reached, in how many steps; that chance has left one out
+OFTEN, APART, CHANCE = 5, 2, 0.02
+# of the states that are often reached, those that are left; of the rows, those of ends
+LEFT, SHARE = 0.6, 0.03
 STEPS, ROWS, WIDE, CALLS = 3, 1024, 512, 8
 
 
 class NeverLeft(Watcher):
     """What is known of a tensor without a graph: "value", "discounted", or "target"."""
 
-    names = LAYERS | KEPT | TIMES | PLUS | MINUS | set(PLAIN) | {"__setitem__", "masked_fill", "where"}
+    names = (
+        LAYERS | KEPT | TIMES | PLUS | MINUS | set(PLAIN) | {"__setitem__", "masked_fill", "where"}
+    )
     begins = LAYERS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.asked: dict[bool, dict[tuple, list[Tensor]]] = {True: {}, False: {}}  # to learn or not -> shapes -> given
+        # to learn or not -> shapes -> given
+        self.asked: dict[bool, dict[tuple, list[Tensor]]] = {True: {}, False: {}}
         self.built_on = False
-        self.seen: dict[tuple, list[tuple[Tensor, Tensor]]] = {}  # shapes -> states that learn and next ones, by step
+        # shapes -> states that learn and next ones, by step
+        self.seen: dict[tuple, list[tuple[Tensor, Tensor]]] = {}
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]
@@ -62,18 +84,30 @@ class NeverLeft(Watcher):
     def _made(self, op: Op, fact: str, facts: list) -> str | None:
         if op.name in TIMES:
             number = next((a for a in op.args if isinstance(a, float)), 0.0)
-            return "discounted" if fact == "value" and len(op.given) == 1 and DISCOUNT < number < 1 else None
+            return (
+                "discounted"
+                if fact == "value" and len(op.given) == 1 and DISCOUNT < number < 1
+                else None
+            )
         if op.name in PLUS:
             rewards = [t for t, known in zip(op.given, facts) if not known]
             same = rewards and rewards[0].numel() == op.given[facts.index(fact)].numel()
-            return "target" if fact == "discounted" and same and not rewards[0].requires_grad else None
+            return (
+                "target" if fact == "discounted" and same and not rewards[0].requires_grad else None
+            )
         if op.name == "__getitem__" and any(isinstance(a, Tensor) for a in op.args[1:]):
             return None
         return fact if op.name in KEPT else None
 
     def _layer(self, op: Op) -> None:
         x, weights = (*op.given, None, None)[:2]
-        if weights is None or not x.dim() or x.requires_grad or not 1 < len(x) <= ROWS or x.numel() > WIDE * len(x):
+        if (
+            weights is None
+            or not x.dim()
+            or x.requires_grad
+            or not 1 < len(x) <= ROWS
+            or x.numel() > WIDE * len(x)
+        ):
             return
         learns = self.eye.grad and weights.requires_grad
         given = self.asked[learns].setdefault((tuple(x.shape), tuple(weights.shape)), [])
@@ -83,7 +117,12 @@ class NeverLeft(Watcher):
             self.known.put(r, "value")
 
     def backward(self, loss: Tensor) -> None:
-        asked, self.asked, built_on, self.built_on = self.asked, {True: {}, False: {}}, self.built_on, False
+        asked, self.asked, built_on, self.built_on = (
+            self.asked,
+            {True: {}, False: {}},
+            self.built_on,
+            False,
+        )
         for key in asked[True].keys() & asked[False].keys() if built_on else ():
             steps = self.seen.setdefault(key, [])
             if len(steps) < STEPS:
@@ -98,19 +137,29 @@ class NeverLeft(Watcher):
 
 
 def _rows(given: list[Tensor]) -> Tensor:
-    return torch.cat([x.flatten(1) if x.dim() > 1 else x[:, None] for x in given])  # (rows, numbers of one)
+    # (rows, numbers of one)
+    return torch.cat([x.flatten(1) if x.dim() > 1 else x[:, None] for x in given])
 
 
 def _ends(steps: list[tuple[Tensor, Tensor]]) -> tuple[int, int, int] | None:
     """How many states are reached often and never left, in how many of all rows."""
     rows = [x for step in steps for x in step]
     of, number = torch.unique(torch.cat(rows), dim=0, return_inverse=True)
-    counts = torch.stack([part.bincount(minlength=len(of)) for part in number.split([len(x) for x in rows])])
+    counts = torch.stack(
+        [part.bincount(minlength=len(of)) for part in number.split([len(x) for x in rows])]
+    )
     left, reached = counts[::2].sum(0), counts[1::2]  # (states,), (steps, states)
     often = (reached.sum(0) >= OFTEN) & ((reached > 0).sum(0) >= APART)
-    ends = often & (left == 0) & (of != 0).any(1)  # features of zeros have the value 0 by themselves
+    # features of zeros have the value 0 by themselves
+    ends = often & (left == 0) & (of != 0).any(1)
     told = int(reached.sum(0)[ends].sum())
-    chance = float((-reached.sum(0)[often].double()).exp().sum())  # each is left about as often as it is reached
-    if not ends.any() or ends.sum() > (1 - LEFT) * often.sum() or told < SHARE * reached.sum() or chance > CHANCE:
+    # each is left about as often as it is reached
+    chance = float((-reached.sum(0)[often].double()).exp().sum())
+    if (
+        not ends.any()
+        or ends.sum() > (1 - LEFT) * often.sum()
+        or told < SHARE * reached.sum()
+        or chance > CHANCE
+    ):
         return None
     return int(ends.sum()), told, int(reached.sum())

@@ -1,12 +1,16 @@
-"""Adapted weights that nobody uses: a meta-learner whose query loss is computed with the weights it began with.
+"""Adapted weights that nobody uses: a meta-learner whose query loss is computed with the weights it
+began with.
 
     fast = {name: p - rate * g for (name, p), g in zip(params.items(), grads)}
-    loss = criterion(net(x_query), y_query)             functional_call(net, fast, (x_query,)) was meant
+    loss = criterion(net(x_query), y_query)
+    functional_call(net, fast, (x_query,)) was meant
 
-What a weight and a derivative give is watched for: whether anything is ever computed with it. With several inner steps
-the earlier ones are used, to make the next; so it is asked about the last weights of each inner loop.
+What a weight and a derivative give is watched for: whether anything is ever computed with it. With
+several inner steps the earlier ones are used, to make the next; so it is asked about the last
+weights of each inner loop.
 
-Footgun: an optimizer that is written by hand puts such results back into the weights, which uses them.
+Footgun: an optimizer that is written by hand puts such results back into the weights, which uses
+them.
 """
 
 from torch import Tensor, nn
@@ -19,7 +23,9 @@ SLOPE, FAST = "slope", "fast"
 
 
 class Adapted(Watcher):
-    """What is known of a tensor: that it is a derivative or an adapted weight, and the number of the derivative."""
+    """What is known of a tensor: that it is a derivative or an adapted weight, and the number of
+    the derivative.
+    """
 
     begins = {"grad"}
 

@@ -1,14 +1,17 @@
 """An average of the weights that is kept in 16 bits, and stays where it is.
 
     shadow = copy.deepcopy(model).bfloat16()
-    s.mul_(0.999).add_(p.to(s.dtype), alpha=0.001)          or s.lerp_(p, 0.001), or s -= 0.001 * (s - p)
+    s.mul_(0.999).add_(p.to(s.dtype), alpha=0.001)
+    or s.lerp_(p, 0.001), or s -= 0.001 * (s - p)
 
-A number s of bf16 moves by 2^-8 of itself or not at all, and a step of the average is `rate * (p - s)`. So at a rate of
-0.001 a weight must have grown fivefold before its average takes note. Between a backward and the next forward it is
-followed how a tensor of 16 bits that no optimizer holds is drawn to a weight that one holds.
+A number s of bf16 moves by 2^-8 of itself or not at all, and a step of the average is `rate * (p -
+s)`. So at a rate of 0.001 a weight must have grown fivefold before its average takes note. Between
+a backward and the next forward it is followed how a tensor of 16 bits that no optimizer holds is
+drawn to a weight that one holds.
 
-Footgun: larger rates arrive (a target network's 0.05), and so does what goes all the way, a copy in 16 bits. And so do
-steps that are gathered in a tensor of their own (Kahan's sum), where the way begins at another one.
+Footgun: larger rates arrive (a target network's 0.05), and so does what goes all the way, a copy in
+16 bits. And so do steps that are gathered in a tensor of their own (Kahan's sum), where the way
+begins at another one.
 """
 
 import torch
@@ -20,8 +23,10 @@ from loopdoctor.watchers.operators import MINUS, PLUS, TIMES, plain_number
 SAME = {"to", "data", "detach", "clone", "type_as", "type", "bfloat16", "half"}
 ADDS, SUBTRACTS = PLUS | {"__iadd__"}, MINUS | {"__isub__"}
 LERPS = {"lerp", "_foreach_lerp"}
-COARSE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # rates up to which a quarter of a weight is no step
-Fact = tuple | None  # ("part", share of a weight), ("kept", share of an average), ("way", share, where the way begins)
+# rates up to which a quarter of a weight is no step
+COARSE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+# ("part", share of a weight), ("kept", share of an average), ("way", share, where the way begins)
+Fact = tuple | None
 
 
 class CoarseAverages(Watcher):
@@ -32,7 +37,8 @@ class CoarseAverages(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.held, self.turn = set(), -1  # ids of the weights of all optimizers, as they were in this turn
+        # ids of the weights of all optimizers, as they were in this turn
+        self.held, self.turn = set(), -1
 
     def saw(self, op: Op) -> None:
         if self.eye.forward or not op.given:
@@ -53,7 +59,9 @@ class CoarseAverages(Watcher):
             fact = (name, share * number, *begins) if number is not None and y is None else None
         else:
             alpha = plain_number(op.kwargs.get("alpha", 1.0)) or 0.0
-            fact = self._together(one, (other[0], other[1] * alpha) if other else None, op.name in SUBTRACTS)
+            fact = self._together(
+                one, (other[0], other[1] * alpha) if other else None, op.name in SUBTRACTS
+            )
             if fact is not None and fact[0] == "way":
                 fact = (*fact, _numbers(x if one is None else y))
         if fact is not None and fact[0] == "drawn":
@@ -70,7 +78,9 @@ class CoarseAverages(Watcher):
             return "way", 1.0
         if kinds.keys() == {"way"} and one is None:
             return "drawn", kinds["way"]
-        whole = not minus and kinds.keys() == {"kept", "part"} and abs(sum(kinds.values()) - 1) < 1e-6
+        whole = (
+            not minus and kinds.keys() == {"kept", "part"} and abs(sum(kinds.values()) - 1) < 1e-6
+        )
         return ("drawn", kinds["part"]) if whole else None
 
     def _draws(self, average: Tensor | None, rate: float | None) -> None:
@@ -94,6 +104,8 @@ def _numbers(t: Tensor) -> tuple[torch.dtype, int]:
 
 
 def _gathers(average: Tensor, fact: Fact) -> bool:
-    """Whether the way that is added to it begins at other numbers, and not at a copy of its own in finer ones."""
+    """Whether the way that is added to it begins at other numbers, and not at a copy of its own in
+    finer ones.
+    """
     begins = fact[2] if fact is not None and fact[0] == "way" else _numbers(average)
     return begins[0] == average.dtype and begins != _numbers(average)

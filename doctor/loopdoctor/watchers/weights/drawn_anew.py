@@ -3,18 +3,26 @@
     def forward(self, x):
         nn.init.xavier_uniform_(self.fc.weight)     belongs into __init__
 
-The optimizer moves them, and nothing of that is left. A function that fills a tensor with random numbers is given
-numbers in the place of a whole weight that an optimizer holds.
+The optimizer moves them, and nothing of that is left. A function that fills a tensor with random
+numbers is given numbers in the place of a whole weight that an optimizer holds.
 
-Footguns: rows of a codebook that nobody uses are drawn anew on purpose, and these are a part of it. Noise that is added
-to weights is drawn into a tensor of its own.
+Footguns: rows of a codebook that nobody uses are drawn anew on purpose, and these are a part of it.
+Noise that is added to weights is drawn into a tensor of its own.
 """
 
 from torch import Tensor
 
 from loopdoctor.eye import Eye, Op, Watcher
 
-DRAWS = {"uniform", "normal", "trunc_normal", "kaiming_uniform", "xavier_uniform", "orthogonal", "kaiming_normal"}
+DRAWS = {
+    "uniform",
+    "normal",
+    "trunc_normal",
+    "kaiming_uniform",
+    "xavier_uniform",
+    "orthogonal",
+    "kaiming_normal",
+}
 DRAWS |= {"xavier_normal", "exponential", "cauchy"}
 
 
@@ -23,7 +31,8 @@ class DrawnAnew(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.places: dict[int, tuple[str, int]] = {}  # of the first number of a weight -> its name and size
+        # of the first number of a weight -> its name and size
+        self.places: dict[int, tuple[str, int]] = {}
 
     def saw(self, op: Op) -> None:
         t = op.given[0] if op.given else None

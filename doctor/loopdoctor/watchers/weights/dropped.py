@@ -1,13 +1,16 @@
 """Results of arithmetic on weights and gradients that nobody took: an update that was not made.
 
     for p in critic.parameters():
-        p = p.data.clamp(-c, c)         a new tensor; the weight stays what it was. p.data.clamp_(-c, c) was meant
+        p = p.data.clamp(-c, c)
+        a new tensor; the weight stays what it was. p.data.clamp_(-c, c) was meant
 
-A weight (or its `.data`, or its gradient) goes into arithmetic between a backward and the next forward, what comes out
-has its shape, and dies without having been an argument of anything. The same instruction must do so in several steps.
+A weight (or its `.data`, or its gradient) goes into arithmetic between a backward and the next
+forward, what comes out has its shape, and dies without having been an argument of anything. The
+same instruction must do so in several steps.
 
-Footguns: a tensor may die while its numbers live on (`nn.Parameter(result)` makes another tensor of them), so the
-storage is asked as well. A difference of two weights is something to look at, and may be thrown away in most steps.
+Footguns: a tensor may die while its numbers live on (`nn.Parameter(result)` makes another tensor of
+them), so the storage is asked as well. A difference of two weights is something to look at, and may
+be thrown away in most steps.
 """
 
 from dataclasses import dataclass
@@ -46,7 +49,18 @@ ARITHMETIC = {
         "addcmul",
         "addcdiv",
     ),
-    *("neg", "negative", "maximum", "minimum", "__rsub__", "__radd__", "__rmul__", "__rtruediv__", "__rdiv__", "sign"),
+    *(
+        "neg",
+        "negative",
+        "maximum",
+        "minimum",
+        "__rsub__",
+        "__radd__",
+        "__rmul__",
+        "__rtruediv__",
+        "__rdiv__",
+        "sign",
+    ),
 }
 ALIASES = ("data", "detach", "view", "reshape", "flatten")
 KEPT = 4096
@@ -83,7 +97,9 @@ class Dropped(Watcher):
         if self.met != self.eye.turn:
             self.met = self.eye.turn
             owners = (*self.e.models, *self.e.teachers)
-            self.others = {id(b) for m in owners for b in m.buffers() if b.is_floating_point()} | self.e.optimized()
+            self.others = {
+                id(b) for m in owners for b in m.buffers() if b.is_floating_point()
+            } | self.e.optimized()
 
     def saw(self, op: Op) -> None:
         facts = [self._fact(t) for t in op.given]
@@ -97,7 +113,9 @@ class Dropped(Watcher):
             return
         result = op.results[0]
         if op.name == "grad" and op.given and self._is_weight(op.given[0]):
-            return self.known.put(result, Result(frozenset({GRADIENT}), result.shape, self.eye.turn))
+            return self.known.put(
+                result, Result(frozenset({GRADIENT}), result.shape, self.eye.turn)
+            )
         if not any(facts):
             self.eye.forward = self.eye.forward or result.requires_grad
             return

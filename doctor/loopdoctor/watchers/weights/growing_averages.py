@@ -1,13 +1,16 @@
 """An average of the weights that is made with their graph, and grows by a step at every step.
 
-    target[name] = torch.lerp(target[name], p, 1 - tau)             p.detach(), or under no_grad, was meant
+    target[name] = torch.lerp(target[name], p, 1 - tau)
+    p.detach(), or under no_grad, was meant
     ema = decay * ema + (1 - decay) * p
 
-That the graphs of all steps are kept is seen at the end (N27); this says by what. The sum of something and a weight,
-scaled perhaps, that has a graph is known with its step. Where it meets a weight in a later step, it grows.
+That the graphs of all steps are kept is seen at the end (N27); this says by what. The sum of
+something and a weight, scaled perhaps, that has a graph is known with its step. Where it meets a
+weight in a later step, it grows.
 
-Footgun: weights meet each other within a step (a penalty, weights that are made of others), and what is computed once
-and kept meets none again. A state that is carried on may meet a bias, but has rows, or a constant that does not learn.
+Footgun: weights meet each other within a step (a penalty, weights that are made of others), and
+what is computed once and kept meets none again. A state that is carried on may meet a bias, but has
+rows, or a constant that does not learn.
 """
 
 from torch import Tensor, nn
@@ -20,7 +23,9 @@ PART = -1  # in place of a step: a weight, scaled perhaps
 
 
 class GrowingAverages(Watcher):
-    """What is known of a tensor with the shape of a weight that is in it: the step in which that was added."""
+    """What is known of a tensor with the shape of a weight that is in it: the step in which that
+    was added.
+    """
 
     names = SUMS | SCALES
     begins = frozenset()

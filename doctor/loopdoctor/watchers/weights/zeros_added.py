@@ -3,8 +3,8 @@
     self.pos_embed = torch.zeros(1, n, d)               a plain tensor: nothing trains it
     x = x + self.pos_embed
 
-Footgun: masks that are added are zeros where nothing is hidden. So S19 asks for a plain tensor that a module holds, and
-not for a buffer.
+Footgun: masks that are added are zeros where nothing is hidden. So S19 asks for a plain tensor that
+a module holds, and not for a buffer.
 """
 
 from loopdoctor.eye import Op, Watcher
