@@ -64,7 +64,7 @@ def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[st
 
 
 def files_of(path: Path, suffixes: tuple[str, ...] = TEXTS) -> list[Path]:
-    """Return A file, or all files of these kinds under a folder (of all kinds for none), in the
+    """Return a file, or all files of these kinds under a folder (of all kinds for none), in the
     order of their names. Links are followed, into each folder once: a loop of links ends.
     """
     if path.is_file():
@@ -90,7 +90,7 @@ def files_of(path: Path, suffixes: tuple[str, ...] = TEXTS) -> list[Path]:
 
 
 def fingerprint(path: Path, suffixes: tuple[str, ...] = TEXTS) -> str:
-    """Return A short hash of names and contents; where the folder lies does not count."""
+    """Return a short hash of names and contents; where the folder lies does not count."""
     listed = [(str(file.relative_to(path)), _content(file)) for file in files_of(path, suffixes)]
     return hashlib.sha256(repr(listed).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -35,7 +35,7 @@ def tiny(
     seed: int = 0,
     **config,
 ) -> nn.Module:
-    """Return A small causal language model with random weights.
+    """Return a small causal language model with random weights.
 
     `config` goes to the transformers config as it is.
     """
@@ -78,7 +78,7 @@ def load(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """Return A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4
+    """Return a causal model by hub name or local path. `four_bit` keeps its linear layers in NF4
     (bitsandbytes) and, on a card, multiplies in its native precision.
     """
     options = dict(dtype=dtype, trust_remote_code=trust_remote_code, device_map=str(device))

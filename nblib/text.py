@@ -54,7 +54,7 @@ def _percentile(document: str) -> int:
 
 
 def fingerprint(documents: list[str]) -> str:
-    """Return A hash of the text itself, part of the name of everything made from it."""
+    """Return a hash of the text itself, part of the name of everything made from it."""
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()[:16]
 
 
@@ -127,7 +127,7 @@ def strip_code(tree: ast.Module) -> str:
 
 
 def train_tokenizer(documents: list[str], *, vocab_size: int = 4096):
-    """Return A byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
+    """Return a byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 

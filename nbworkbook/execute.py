@@ -378,7 +378,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def socket_folder() -> tuple[Path, int]:
-    """Return A short path (a socket's may have about 100 characters) and the lock that says it is
+    """Return a short path (a socket's may have about 100 characters) and the lock that says it is
     in use.
     """
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"

@@ -220,7 +220,7 @@ def displayed(thing, handle=None):
 
 
 def cell(value) -> str:
-    """Return A value as a table spells it: four digits that count, thousands apart, none instead of
+    """Return a value as a table spells it: four digits that count, thousands apart, none instead of
     nothing.
     """
     if value is None or value == []:

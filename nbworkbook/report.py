@@ -152,7 +152,7 @@ def _facts(file: Path) -> dict[str, Any]:
 
 
 def _get(facts: Any, name: str, kind: type = object) -> Any:
-    """Return A fact if it is of its kind, else an empty one."""
+    """Return a fact if it is of its kind, else an empty one."""
     value = facts.get(name) if isinstance(facts, dict) else None
     return value if isinstance(value, kind) else kind()
 

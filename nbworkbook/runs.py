@@ -328,7 +328,7 @@ def flat(facts: Mapping[str, Any], above: str = "", depth: int = 3) -> dict[str,
 
 
 def spelled(value: Any) -> str:
-    """Return A fact of a record on one line, whatever it is."""
+    """Return a fact of a record on one line, whatever it is."""
     try:
         if isinstance(value, dict):
             return ", ".join(f"{name} {spelled(item)}" for name, item in value.items())
@@ -338,14 +338,14 @@ def spelled(value: Any) -> str:
 
 
 def moment(value: Any) -> str:
-    """Return A time of a record, which may hold anything."""
+    """Return a time of a record, which may hold anything."""
     with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(value)))
     return declarations.clip(value, 30) if isinstance(value, str) else ""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return A table as text; each column is as wide as its widest cell."""
+    """Return a table as text; each column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows

@@ -233,7 +233,7 @@ class Training(Progress):
         return self.named(self.title)
 
     def named(self, name: str) -> str:
-        """Return A name for it, and how far it came where it did not reach its end."""
+        """Return a name for it, and how far it came where it did not reach its end."""
         r = self.record
         return f"{name}, {r['step']} of {r['of']} steps" if r and r["step"] < r["of"] else name
 

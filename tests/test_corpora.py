@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nblib import corpora, corpus_files, files, models, paths, text, train
+from nblib.checkpoint import Checkpoints
 from nbworkbook.setup import load_setup
 
 pa = pytest.importorskip("pyarrow")
@@ -267,8 +268,9 @@ def test_training_has_the_losses_of_memory_and_resumes_to_the_same_bits(
 
     straight, weights = trained(mapped, 12)
     assert trained(held, 12)[0] == straight
-    trained(mapped, 5, checkpoints=tmp_path / "checkpoints")
-    resumed, others = trained(mapped, 12, checkpoints=tmp_path / "checkpoints")
+    saved = Checkpoints(tmp_path / "checkpoints")
+    trained(mapped, 5, checkpoints=saved)
+    resumed, others = trained(mapped, 12, checkpoints=saved)
     assert resumed == straight and all(torch.equal(weights[name], others[name]) for name in weights)
 
 

@@ -193,7 +193,7 @@ class Attachments:
 
     # ------------------------------------------------------ patches that only write to the Evidence
     def see_region(self, original: Callable, function: Callable, preserve: bool, *inputs) -> Any:
-        """Return A reentrant checkpoint."""
+        """Return a reentrant checkpoint."""
         if not self.idle and torch.is_grad_enabled():
             self.e.regions += 1
             self.e.cut_regions += not any(
@@ -260,7 +260,7 @@ class Attachments:
         return state
 
     def lifted(self, original: Callable, module: nn.Module, *args, **kwargs) -> Any:
-        """Return A module that copies itself, or looks for hooks, reads its own attributes: our
+        """Return a module that copies itself, or looks for hooks, reads its own attributes: our
         hooks are off meanwhile.
         """
         every = [getattr(m, name) for m in module.modules() for name in HOOKS]

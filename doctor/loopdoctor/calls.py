@@ -416,7 +416,7 @@ class Calls(Part):
         return self.at.lifted(original, layer, *args, **kwargs)
 
     def _each(self, name: str, dropout: bool) -> Callable:
-        """Return A hook for parts of which each call is of interest."""
+        """Return a hook for parts of which each call is of interest."""
 
         def count(module, args):
             self._count(module, args)
@@ -739,6 +739,6 @@ def _parametrised(module: nn.Module) -> bool:
 
 
 def _mark(given: tuple) -> Tensor | None:
-    """Return A few numbers of the first tensor, which tell one batch from another."""
+    """Return a few numbers of the first tensor, which tell one batch from another."""
     x = next((x for x in given if readable(x) and x.numel()), None)
     return None if x is None else histograms.few(x, MARKED)

@@ -126,7 +126,7 @@ class Order(TorchFunctionMode):
         )
 
     def _added(self, x: Tensor, table: Tensor) -> bool:
-        """Return A table of places that all rows share."""
+        """Return a table of places that all rows share."""
         return x.dim() == 3 and table.shape[-2] == self.starts.shape[1] and self._on(table)
 
     def _turned(self, table: Tensor) -> bool:

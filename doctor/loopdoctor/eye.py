@@ -510,7 +510,7 @@ PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor), type(None))  # tor
 
 
 def _negative(given: Any) -> bool:
-    """Return A gradient that a backward begins with, which turns the loss round."""
+    """Return a gradient that a backward begins with, which turns the loss round."""
     given = given[0] if isinstance(given, list | tuple) and given else given
     return isinstance(given, Tensor) and given.numel() == 1 and float(given) < 0
 

@@ -287,7 +287,7 @@ def mark(loss: Tensor, entropies: list[Entropy], round: int) -> list[Entropy]:
 
 
 def _unrecorded(node, here: str, round: int) -> Entropy | None:
-    """Return A loss that was called by a name of the user's own, from what its node keeps."""
+    """Return a loss that was called by a name of the user's own, from what its node keeps."""
     name = NODES_OF.get(here, "nll_loss")
     before = node if here == "LogSoftmax" else node.next_functions[0][0]
     makers = chain(before)
@@ -304,7 +304,7 @@ def _unrecorded(node, here: str, round: int) -> Entropy | None:
 
 
 def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return A difference of (N, 1) or (N) with something that has no gradient, which became (N, N)
+    """Return a difference of (N, 1) or (N) with something that has no gradient, which became (N, N)
     on its way to the loss; of pictures (N, 1, H, W) or (N, H, W) likewise.
     """
     node = loss.grad_fn

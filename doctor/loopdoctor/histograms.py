@@ -32,7 +32,7 @@ GRADIENTS, GIVEN = "gradients", "given to layers"
 
 
 def few(t: Tensor, most: int = NUMBERS) -> Tensor | None:
-    """Return A copy of at most so many of its numbers; None where they cannot be had without
+    """Return a copy of at most so many of its numbers; None where they cannot be had without
     more.
     """
     if type(t) not in (Tensor, torch.nn.Parameter) or not readable(t) or t.layout != torch.strided:
@@ -56,7 +56,7 @@ def _places(count: int, most: int) -> Tensor:
 
 
 def counted(numbers: list[Tensor]) -> list[list[int]]:
-    """Return A histogram for each. One synchronisation for all, where they are on one device."""
+    """Return a histogram for each. One synchronisation for all, where they are on one device."""
     if len({n.device for n in numbers}) > 1:
         numbers = [n.cpu() for n in numbers]
     every = torch.cat(numbers).cpu().double().abs()

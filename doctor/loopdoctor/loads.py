@@ -87,7 +87,7 @@ class Kept:
 
 
 def _over(old: Load, its: nn.Module, load: Load, module: nn.Module, taken: set[int]) -> bool:
-    """Return A later load of the same module leaves out no more, or one of any module has brought
+    """Return a later load of the same module leaves out no more, or one of any module has brought
     what this one left out.
     """
     if its is module and load.missing.keys() <= old.missing.keys():
@@ -153,7 +153,7 @@ def _close(before: float, after: float) -> bool:
 
 
 def _held(module: nn.Module, names: Iterable[str]) -> dict[str, list[float]]:
-    """Return A few numbers of each tensor that can be read, with one wait for each device and
+    """Return a few numbers of each tensor that can be read, with one wait for each device and
     dtype.
     """
     if torch._C._len_torch_dispatch_stack():
@@ -232,7 +232,7 @@ def _listening(original: Callable, kept: Kept) -> Callable:
 
 
 def _quietly(function: Callable, *args) -> Any:
-    """Return A fault in listening must never end a load."""
+    """Return a fault in listening must never end a load."""
     try:
         with torch._C.DisableTorchFunction():
             return function(*args)
@@ -296,7 +296,7 @@ def _unknown(state: dict, names: list[str]) -> Iterator[tuple[str, tuple[int, ..
 
 
 def member(module: nn.Module, name: str) -> Any:
-    """Return A parameter or a buffer by its name; None where there is none."""
+    """Return a parameter or a buffer by its name; None where there is none."""
     *path, last = name.split(".")
     for part in path:
         module = getattr(module, "_modules", {}).get(part)

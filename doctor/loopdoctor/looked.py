@@ -119,7 +119,7 @@ class Habits:
 
 
 def _short(value: Any) -> str:
-    """Return A value in one line; of what holds tensors or modules only its kind and size."""
+    """Return a value in one line; of what holds tensors or modules only its kind and size."""
     if isinstance(value, (bool, int, float, str, type(None))):
         text = repr(value)
     elif isinstance(value, (list, tuple, set, dict)):

@@ -68,7 +68,7 @@ def values_of(t: Tensor) -> Tensor:
 
 
 def _real(t: Tensor) -> Tensor:
-    """Return A complex tensor as pairs of numbers."""
+    """Return a complex tensor as pairs of numbers."""
     return torch.view_as_real(t) if t.is_complex() else t
 
 
@@ -88,7 +88,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(tensors: dict[str, Tensor]) -> list[Pieces]:
-    """Return A copy of some elements of each."""
+    """Return a copy of some elements of each."""
     kinds: dict[tuple, dict[str, Tensor]] = {}
     for name, p in tensors.items():
         # sharded or wrapped: not to be mixed with others

@@ -303,7 +303,7 @@ class Optimizers(Part):
                 self.e.habits["N3 levels"][len(self.e.habits["N3 levels"])] = name
 
     def _few(self, name: str, p: Tensor) -> Tensor:
-        """Return A view of the first of the numbers that are followed."""
+        """Return a view of the first of the numbers that are followed."""
         if type(p) not in measures.PLAIN:
             return measures.strided(p)[:MARKS]
         known = self.ends.get(name)
@@ -956,6 +956,6 @@ def _rate(group: dict) -> float:
 
 
 def _spread(p: Tensor) -> Tensor:
-    """Return A copy of a few numbers of a tensor, from its beginning to its end."""
+    """Return a copy of a few numbers of a tensor, from its beginning to its end."""
     flat = measures.strided(p)
     return flat[:: max(1, flat.numel() // MARKS)].clone()

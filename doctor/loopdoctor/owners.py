@@ -45,7 +45,7 @@ def merge(e: Evidence) -> nn.Module | None:
 
 
 def _kinds(base: type) -> set[type]:
-    """Return A class and all that inherit from it."""
+    """Return a class and all that inherit from it."""
     kinds, new = {base}, [base]
     while new:
         more = [kind for kind in type.__subclasses__(new.pop()) if kind not in kinds]
@@ -96,7 +96,7 @@ def settle(e: Evidence) -> None:
 
 
 def forgotten(e: Evidence) -> nn.Module | None:
-    """Return A network with gradients that no optimizer holds, where two optimizers that step hold
+    """Return a network with gradients that no optimizer holds, where two optimizers that step hold
     just the same tensors.
     """
     steps = {step.optimizer for step in e.of(Step)}

@@ -130,7 +130,7 @@ def _first_line(text: str) -> str:
 
 # --------------------------------------------------------------------------------- changed in place
 def _in_place(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """Return A tensor that the backward pass needs was changed after it was kept."""
+    """Return a tensor that the backward pass needs was changed after it was kept."""
     match = IN_PLACE.search(text)
     if match is None:
         return None
@@ -278,7 +278,7 @@ def _second_backward(
 
 
 def _carried(frame: FrameType, line: int) -> tuple[str, int] | None:
-    """Return A name that a loop reads before it sets it, and that holds a graph: its value comes
+    """Return a name that a loop reads before it sets it, and that holds a graph: its value comes
     from the step before.
     """
     loops = [
@@ -396,7 +396,7 @@ def _index(text: str, frames: list, frame: FrameType, line: int, e: Evidence) ->
 
 
 def _target(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -> Raised | None:
-    """Return A label that the answers have no class for."""
+    """Return a label that the answers have no class for."""
     match = re.search(r"Target (-?\d+) is out of bounds", text)
     if match is None:
         return None

@@ -11,7 +11,7 @@ are asked first.
 
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     """
     given = {k: v for k, v in kwargs.items() if readable(v)}
     rows = [x for x in args if readable(x) and x.dim() == 2 and not x.is_floating_point()]
-    if len(args) == 1 and isinstance(args[0], dict):
+    if len(args) == 1 and isinstance(args[0], Mapping):
         given = {k: v for k, v in args[0].items() if readable(v)} | given
     ids = next((given[k] for k in ("input_ids", "ids", "idx", "tokens", "x") if k in given), None)
     if ids is None and rows:

@@ -67,7 +67,7 @@ def _begun(e: Evidence) -> dict[str, bool]:
 
 
 def sample(module: nn.Module) -> list[Tensor]:
-    """Return A few numbers of a model, to tell later whether it changed."""
+    """Return a few numbers of a model, to tell later whether it changed."""
     ps = [p for p in module.parameters() if p.is_floating_point()]
     return [p.detach().reshape(-1)[:4096].clone() for p in ps[:: max(1, len(ps) // 8)]]
 
@@ -77,7 +77,7 @@ def _module(call: Call) -> nn.Module | None:
 
 
 def _repeatable(call: Call) -> bool:
-    """Return A cache that was filled would be filled again."""
+    """Return a cache that was filled would be filled again."""
     if not (call.args or call.kwargs) or _module(call) is None or call.raised:
         return False
     big = (

@@ -148,7 +148,7 @@ def _line(values: list[float]) -> str:
 
 
 def _bars(rows: list[tuple[str, float]]) -> str:
-    """Return A bar for each tensor, its length by the logarithm; one that is exactly 0 has none and
+    """Return a bar for each tensor, its length by the logarithm; one that is exactly 0 has none and
     says so.
     """
     logs = [math.log10(v) for _, v in rows if v > 0]
@@ -167,7 +167,7 @@ def _bars(rows: list[tuple[str, float]]) -> str:
 
 
 def _strips(tensors: dict[str, dict[str, list[int]]]) -> str:
-    """Return A row for each tensor: its histogram in the first and in the last step that was
+    """Return a row for each tensor: its histogram in the first and in the last step that was
     counted, darker where more is.
 
     Left of each are the exact zeros and right of it what is not finite.
@@ -275,7 +275,7 @@ def _fit(text: str) -> str:
 
 # -------------------------------------------------------------------------------------- annotations
 def annotations(report: Any, file: str = "") -> str:
-    """Return A line for each root cause, as `::error title=...::...`, which GitHub shows beside the
+    """Return a line for each root cause, as `::error title=...::...`, which GitHub shows beside the
     file.
     """
     lines = []

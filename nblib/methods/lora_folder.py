@@ -31,7 +31,7 @@ class Factors(NamedTuple):
 def save(
     factors: dict[str, Factors], folder: Path | str, *, base: str | None, transposed: bool = False
 ) -> Path:
-    """Return A PEFT LoRA folder for layers by name. `base` is the name or folder of the model that
+    """Return a PEFT LoRA folder for layers by name. `base` is the name or folder of the model that
     it belongs to, `transposed` says that its layers are GPT-2's Conv1D.
     """
     from peft import LoraConfig

@@ -166,7 +166,7 @@ def read(
 
 
 def question(name: str, row: dict[str, Any]) -> Question:
-    """Return A row of a named set as prompt, choices and answer.
+    """Return a row of a named set as prompt, choices and answer.
 
     The choices are letters, or True and False.
     """
@@ -397,7 +397,7 @@ def predict(
 
 
 def shown(data: Batch, tokenizer, at: int) -> Question:
-    """Return A question in words."""
+    """Return a question in words."""
     keep = data["attention_mask"][at].bool() if "attention_mask" in data else slice(None)
     choices = tuple(tokenizer.decode([i]) for i in data["choices"][at].tolist() if i >= 0)
     return Question(tokenizer.decode(data["input_ids"][at][keep]), choices, int(data["answer"][at]))

@@ -79,7 +79,7 @@ def fisher(model: nn.Module, rows: Tensor, *, machine: runtime.Machine | None = 
 
 @torch.no_grad()
 def rescale(model: nn.Module, *, seed: int = 0) -> nn.Module:
-    """Return A copy that computes the same: z_k times c_k, B[:, k] over c_k, and the statistics as
+    """Return a copy that computes the same: z_k times c_k, B[:, k] over c_k, and the statistics as
     they would be fitted.
     """
     model, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
@@ -122,7 +122,7 @@ def cost(
 
 
 def judged(opened: Setup, seed: int) -> list[dict]:
-    """Return A line per measure at a seed: agreement with leaving one out, and the cost of pruning
+    """Return a line per measure at a seed: agreement with leaving one out, and the cost of pruning
     by it.
     """
     runtime.seed_all(seed)
@@ -194,7 +194,7 @@ def agreement(record: dict) -> dict[str, float]:
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row per measure, the one that agrees most first: means over the seeds, with their
+    """Return a row per measure, the one that agrees most first: means over the seeds, with their
     range.
     """
     rows, agrees = [], agreement(record)

@@ -117,7 +117,7 @@ def bench(
 def adapted(
     kind: str, model: nn.Module, setting: dict, *, questions: int, steps: int = STEPS
 ) -> tuple[nn.Module, Loss]:
-    """Return A copy of the base with the adapters of a kind, and its loss."""
+    """Return a copy of the base with the adapters of a kind, and its loss."""
     net, kinds = (
         copy.deepcopy(model),
         sorted({name.rpartition(".")[2] for name in wiring.select(model)}),
@@ -460,7 +460,7 @@ def tasks(record: dict) -> list[str]:
 
 
 def values(record: dict, task: str, on: str, measure: str) -> dict[str, list[float]]:
-    """Return A measure of every rival, seed by seed; only rivals that have all seeds of the
+    """Return a measure of every rival, seed by seed; only rivals that have all seeds of the
     task.
     """
     lines = [line for line in record["lines"] if (line["task"], line["on"]) == (task, on)]
@@ -478,7 +478,7 @@ def error(numbers: list[float]) -> float:
 
 
 def table(record: dict, task: str, on: str) -> list[dict]:
-    """Return A row per rival, the lowest NLL first: mean and standard error of every measure over
+    """Return a row per rival, the lowest NLL first: mean and standard error of every measure over
     the seeds.
     """
     columns = {measure: values(record, task, on, measure) for measure in MEASURES}

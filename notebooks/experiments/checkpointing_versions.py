@@ -144,7 +144,7 @@ def tried() -> list[dict]:
 
 # -------------------------------------------------------------------------- around the environments
 def environment(folder: Path, packages: tuple[str, ...]) -> Path:
-    """Return A virtual environment with these packages over those of this one; the path of its
+    """Return a virtual environment with these packages over those of this one; the path of its
     Python.
     """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)

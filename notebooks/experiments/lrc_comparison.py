@@ -203,7 +203,7 @@ published = partial(read_published, RECORD)
 
 
 def table(record: dict, base: str) -> list[dict]:
-    """Return A row per method, fewest bits first: mean of the seeds, and their range."""
+    """Return a row per method, fewest bits first: mean of the seeds, and their range."""
     found: dict[tuple, list[dict]] = {}
     for line in record["lines"]:
         if line["base"] == base:

@@ -192,7 +192,7 @@ published = partial(read_published, RECORD)
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row per option: its shares, and by the rule of `seeds` whether it helps."""
+    """Return a row per option: its shares, and by the rule of `seeds` whether it helps."""
     found: dict[str, list[dict]] = {}
     for line in sorted(record["lines"], key=lambda line: line["seed"]):
         found.setdefault(line["option"], []).append(line)

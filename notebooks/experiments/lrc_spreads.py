@@ -205,7 +205,7 @@ def smallest(record: dict, base: str, steps: int, *, enough: float = ENOUGH) -> 
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row per rank, scale, start and number of steps; a column per base: mean of the
+    """Return a row per rank, scale, start and number of steps; a column per base: mean of the
     seeds, and their range.
     """
     kinds = dict.fromkeys(

@@ -106,7 +106,7 @@ def backbone(
     length: int = 1024,
     seed: int = 0,
 ) -> nn.Module:
-    """Return A new mixture of one of three families by one set of names; `width` is the inner width
+    """Return a new mixture of one of three families by one set of names; `width` is the inner width
     of one expert.
     """
     if not 1 <= top_k <= experts:
@@ -317,7 +317,7 @@ def steps_to(curve: list[float], loss: float, *, over: int = 4) -> int | None:
 
 
 def row(name: str, outcome: Outcome, *, goal: float) -> dict:
-    """Return A line of the race's table; `goal` is a training loss."""
+    """Return a line of the race's table; `goal` is a training loss."""
     return {
         "optimizer": name,
         "steps": len(outcome.curve),

@@ -168,7 +168,7 @@ def title(racer: str) -> str:
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row per racer: its tuned rates, what a run costs, and the held-out loss with its
+    """Return a row per racer: its tuned rates, what a run costs, and the held-out loss with its
     spread over the seeds.
     """
     rows = []

@@ -66,7 +66,7 @@ def apart(one: Tensor, other: Tensor, experts: int) -> float:
 
 
 def learned(probes: dict[int, dict[str, list[moe.Routed]]]) -> list[dict]:
-    """Return A line per router, of what it did at each step on the rows of each domain."""
+    """Return a line per router, of what it did at each step on the rows of each domain."""
     ends, lines = probes[max(probes)], []
     for place, last in enumerate(ends[DOMAINS[0]]):
         E = last.logits.shape[1]

@@ -47,7 +47,7 @@ class Lesson(NamedTuple):
 
 
 def born(teacher: nn.Module, batches, *, how: str, seed: int) -> nn.Module:
-    """Return A student by one of STARTS."""
+    """Return a student by one of STARTS."""
     if how == "half the width":
         found = pruned_width.importance(teacher, [next(batches) for _ in range(2)])
         halves = {
@@ -200,7 +200,7 @@ def verdicts(record: dict) -> list[str]:
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row for each start and teacher: means over the seeds with their range."""
+    """Return a row for each start and teacher: means over the seeds with their range."""
     rows = []
     for how in STARTS:
         for taught in TAUGHT:

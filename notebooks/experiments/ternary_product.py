@@ -25,7 +25,7 @@ WIDTHS, BATCHES, PERCENTS = (512, 1024, 2048, 4096), (1, 64), (15.0, 5.0)
 
 
 def layer_of(width: int, percent: float) -> lrc.LRCLinear:
-    """Return A square layer of random weights with a correction of random factors."""
+    """Return a square layer of random weights with a correction of random factors."""
     W = torch.randn(width, width) / width**0.5
     rank = lrc.rank_of(width, width, percent)
     layer = lrc.LRCLinear(
@@ -131,7 +131,7 @@ published = partial(read_published, RECORD)
 
 
 def table(record: dict) -> list[dict]:
-    """Return A row per way and number of rows: bytes as a share of fp16, and per width how much
+    """Return a row per way and number of rows: bytes as a share of fp16, and per width how much
     quicker than float32 it is.
     """
     rows = []

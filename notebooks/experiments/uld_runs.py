@@ -133,7 +133,7 @@ published = partial(read_published, RECORD)
 
 
 def means(record: dict) -> list[dict]:
-    """Return A row per way: means over the seeds, for a table."""
+    """Return a row per way: means over the seeds, for a table."""
     rows = []
     for way in WAYS:
         if not (mine := [line for line in record["lines"] if line["way"] == way]):

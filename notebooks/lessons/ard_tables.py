@@ -127,7 +127,7 @@ def budgets(
     whole: float,
     name: str,
 ) -> list[dict]:
-    """Return A row per adapter and number of ranks; `pruned` and `whole` are the losses of
+    """Return a row per adapter and number of ranks; `pruned` and `whole` are the losses of
     ARD-LoRA, which `name` names.
     """
     rows = [(rival_name, left, loss) for (rival_name, left), loss in rival.items()]
@@ -141,7 +141,7 @@ def budgets(
 
 
 def uncertainty(judged: Judged) -> tuple[list[dict], dict[tuple[str, str], str]]:
-    """Return A row per model; and for NLL and ECE on each text the lowest of all models but the
+    """Return a row per model; and for NLL and ECE on each text the lowest of all models but the
     first, which is untrained.
     """
     models, texts = (list(dict.fromkeys(key[n] for key in judged)) for n in (0, 1))
@@ -160,7 +160,7 @@ def uncertainty(judged: Judged) -> tuple[list[dict], dict[tuple[str, str], str]]
 
 
 def reliability(judged: Judged, shown: Iterable[str], lowest: str) -> show.Picture:
-    """Return A panel per text; on the diagonal a model is right as often as it says."""
+    """Return a panel per text; on the diagonal a model is right as often as it says."""
     texts = list(dict.fromkeys(text for _, text in judged))
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     for axes, text in zip(figure.subplots(1, len(texts), sharey=True), texts):

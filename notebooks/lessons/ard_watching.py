@@ -24,7 +24,7 @@ from nblib.methods.ard import adapters, divergence, passes, ranks
 def statistics(
     model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
 ) -> list[dict]:
-    """Return A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the
+    """Return a row per layer over the real tokens: log-variance (min, mean, max, std), rms of the
     mean, KL in nats a token.
 
     A deterministic adapter has no log-variance (None), and the loss asks no KL of it (0).
@@ -59,7 +59,7 @@ def latents(
 def gradient_norms(
     model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None
 ) -> list[dict]:
-    """Return A row per adapter: gradient norm of each loss term and of their sum, per supervised
+    """Return a row per adapter: gradient norm of each loss term and of their sum, per supervised
     token.
 
     `.grad` and the random generators stay as they are, so it may be called between any two steps.
@@ -130,7 +130,7 @@ def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3
 
 
 def table(model: nn.Module, *, thresholds: tuple[float, float] = (0.01, 0.1)) -> list[dict]:
-    """Return A row per layer: mean prior variance and its word, ranks per word, and the share of
+    """Return a row per layer: mean prior variance and its word, ranks per word, and the share of
     each measure it holds.
     """
     scores = {by: ranks.relevance(model, by=by) for by in ranks.MEASURES}

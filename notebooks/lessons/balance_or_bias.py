@@ -26,7 +26,7 @@ def mixture(
     top_k: int,
     seed: int = 0,
 ) -> nn.Module:
-    """Return A new DeepSeek-V3 without groups of experts: sigmoid scores, and one expert that all
+    """Return a new DeepSeek-V3 without groups of experts: sigmoid scores, and one expert that all
     tokens share.
     """
     from transformers import AutoModelForCausalLM, DeepseekV3Config
@@ -106,12 +106,12 @@ def compared(
 
 
 def by_way(table: list[dict], *ways: str, of: str = "loss") -> list[list[float]]:
-    """Return A figure of each way, seed by seed."""
+    """Return a figure of each way, seed by seed."""
     return [[line[of] for line in table if line["balanced by"] == way] for way in ways]
 
 
 def means(table: list[dict]) -> list[dict]:
-    """Return A line for each way: the mean over its seeds."""
+    """Return a line for each way: the mean over its seeds."""
     figures = ("loss", "smallest load", "largest load")
     return [
         {"balanced by": way} | {f: mean(by_way(table, way, of=f)[0]) for f in figures}

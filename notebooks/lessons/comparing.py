@@ -363,7 +363,7 @@ def by_method(
 
 
 def ranking(values: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
-    """Return A row per method, the lowest mean first, with its spread and whether it differs from
+    """Return a row per method, the lowest mean first, with its spread and whether it differs from
     the one before it.
     """
     order = sorted(values, key=lambda method: mean(values[method].values()))
@@ -408,7 +408,7 @@ def flips(
 
 
 def moves(losses: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str]:
-    """Return A sentence for each pair that two axes tell apart and order the other way round, and
+    """Return a sentence for each pair that two axes tell apart and order the other way round, and
     for each method that leads on one axis and is out on another. Empty where the order does not
     hang on the axis.
     """
@@ -423,7 +423,7 @@ def moves(losses: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str]:
 
 
 def places(orders: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """Return A row per method with its place on each axis; `=` where it cannot be told from the one
+    """Return a row per method with its place on each axis; `=` where it cannot be told from the one
     before it.
     """
     rows = []
@@ -481,7 +481,7 @@ class OneLine:
 
 
 def overview(trained: Sequence[Trained]) -> list[dict[str, Any]]:
-    """Return A row per method: what it began from, how long it trained, and its bytes in MB."""
+    """Return a row per method: what it began from, how long it trained, and its bytes in MB."""
     rows = []
     for label in dict.fromkeys(t.label for t in trained):
         group = [t for t in trained if t.label == label]
@@ -498,7 +498,7 @@ def overview(trained: Sequence[Trained]) -> list[dict[str, Any]]:
 
 
 def looks(trained: Iterable[Trained]) -> dict[str, tuple[str, str]]:
-    """Return A colour and a marker per method, the same in every figure."""
+    """Return a colour and a marker per method, the same in every figure."""
     labels = dict.fromkeys(t.label for t in trained)
     return dict(zip(labels, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS))))
 
@@ -506,7 +506,7 @@ def looks(trained: Iterable[Trained]) -> dict[str, tuple[str, str]]:
 def _panels(
     trained: Sequence[Trained], columns: int, height: float
 ) -> tuple[Figure, Any, list[list[Trained]]]:
-    """Return A row of axes per group, new weights above the base model: their losses are too far
+    """Return a row of axes per group, new weights above the base model: their losses are too far
     apart for one scale.
     """
     groups = [group for new in (True, False) if (group := [t for t in trained if t.new is new])]

@@ -61,7 +61,7 @@ def by_mode(
 
 
 def _step(mode: str, ids: torch.Tensor):
-    """Return A forward and a backward pass of a model of its own, which waits until the device is
+    """Return a forward and a backward pass of a model of its own, which waits until the device is
     done.
     """
     model = models.tiny(4096).to(ids.device)

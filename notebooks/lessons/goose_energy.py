@@ -103,7 +103,7 @@ def energy(counted: dict[str, float]) -> float:
 def rows(
     goose: nn.Module, transformer: nn.Module, *, context: int, rate: float, fires: float
 ) -> list[dict]:
-    """Return A line per model. The goose without spikes multiplies k and v; the last line is no
+    """Return a line per model. The goose without spikes multiplies k and v; the last line is no
     model that exists here: every matrix of its blocks would read spikes at the rate that was
     measured.
     """

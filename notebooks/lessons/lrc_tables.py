@@ -33,7 +33,7 @@ from nbworkbook import show
 
 
 def left_as_floats(model: nn.Module) -> str:
-    """Return A sentence on the blocks' matrices that `lrc.attach` leaves alone, such as stacked
+    """Return a sentence on the blocks' matrices that `lrc.attach` leaves alone, such as stacked
     experts; empty for none.
     """
     linear = {id(p) for m in lrc.linear_layers(model).values() for p in m.parameters()}
@@ -53,7 +53,7 @@ def left_as_floats(model: nn.Module) -> str:
 
 
 def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> show.Picture:
-    """Return A histogram of a float matrix, with what each weight is rounded to."""
+    """Return a histogram of a float matrix, with what each weight is rounded to."""
     figure = Figure(figsize=(5.6, 1.8), layout="constrained")
     axes = figure.add_subplot()
     axes.hist(weight.flatten().numpy(), bins=200, color="tab:blue", alpha=0.6)
@@ -125,7 +125,7 @@ def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
 
 
 def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
-    """Return A row per way: its loss, and its largest difference from the first way, relative to
+    """Return a row per way: its loss, and its largest difference from the first way, relative to
     the largest entry there.
     """
     (_, first), rows = next(iter(ways.values())), []
@@ -189,7 +189,7 @@ def control_name(training: show.Training, control: show.Training) -> str:
 def gap(
     losses: dict[str, float], history: dict[str, list[dict]], *, rounded: float, full: float
 ) -> list[dict]:
-    """Return A row per model: its loss, its share of the gap, and the steps that it was trained
+    """Return a row per model: its loss, its share of the gap, and the steps that it was trained
     for, if it was.
     """
     rows = []
@@ -245,7 +245,7 @@ def _last(history: dict[str, list[dict]], first: dict[str, float]) -> float:
 
 
 def on_disk(model: nn.Module, bits: int) -> list[dict]:
-    """Return A row per part of a saved model: its numbers, and the bytes they take."""
+    """Return a row per part of a saved model: its numbers, and the bytes they take."""
     layers = lrc.layers(model).values()
     weights = sum(layer.weight.numel() for layer in layers)
     factors = sum(layer.U.numel() + layer.V.numel() for layer in layers)

@@ -126,12 +126,12 @@ def warm_up_from_zero() -> Program:
 
 
 def second_factor_zero() -> Program:
-    """Return A fresh LoRA: B is zero, so the first step leaves every A without a gradient."""
+    """Return a fresh LoRA: B is zero, so the first step leaves every A without a gradient."""
     return _next_token(_lora(), lr=1e-2)
 
 
 def reference_without_gradients() -> Program:
-    """Return A frozen reference, checkpointed too and called under no_grad: torch warns that
+    """Return a frozen reference, checkpointed too and called under no_grad: torch warns that
     gradients will be None.
     """
     program = _distilled(training=False)
@@ -142,7 +142,7 @@ def reference_without_gradients() -> Program:
 
 
 def experts_not_yet_asked() -> Program:
-    """Return A mixture in which some experts get no token of these small batches, and so no
+    """Return a mixture in which some experts get no token of these small batches, and so no
     gradient.
     """
     return _next_token(
@@ -174,7 +174,7 @@ def regression(mended: bool) -> Program:
 
 
 def several_labels(mended: bool) -> Program:
-    """Return A sigmoid in the model, and another one in the loss."""
+    """Return a sigmoid in the model, and another one in the loss."""
     last = [] if mended else [nn.Sigmoid()]
     model = nn.Sequential(*_layers(4), *last)
     return _of_pairs(

@@ -34,7 +34,7 @@ def each(
 
 
 def label(thing: Any) -> str:
-    """Return A thing in a few words: names and numbers as they are, several joined, a function by
+    """Return a thing in a few words: names and numbers as they are, several joined, a function by
     its name.
     """
     if isinstance(thing, (tuple, list)):

@@ -93,7 +93,7 @@ def error(ours: Tensor, true: Tensor) -> float:
 
 
 def together(right: bool) -> dist.ProcessGroup:
-    """Return A group of all ranks, which enter it at one moment."""
+    """Return a group of all ranks, which enter it at one moment."""
     group = dist.new_group(timeout=timedelta(seconds=LONG if right else LIMIT))
     dist.barrier()  # in the group of all, which waits half an hour
     return group

@@ -160,7 +160,7 @@ def held(bytes_of: dict[str, int]) -> int:
 def table(
     sizes: list[str], cards: list[int], *, rows: int, length: int, card_gb: float
 ) -> list[dict]:
-    """Return A row for each model and mesh.
+    """Return a row for each model and mesh.
 
     A number of bytes that does not fit on a card is marked.
     """

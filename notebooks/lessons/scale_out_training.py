@@ -35,7 +35,7 @@ SETTLED = 2  # steps before time and peak are taken: the moments exist by then
 
 
 def stream(tokens: int = 20_000) -> Tensor:
-    """Return A walk through the vocabulary in small strides: something that can be learned."""
+    """Return a walk through the vocabulary in small strides: something that can be learned."""
     return (
         torch.randint(1, 4, (tokens,), generator=torch.Generator().manual_seed(1)).cumsum(0)
         % VOCABULARY
@@ -179,7 +179,7 @@ def apart(ours: list[float], theirs: list[float]) -> float:
 
 
 def overview(took: dict[str, list[dict]], differences: dict[str, float]) -> list[dict]:
-    """Return A row per training: what its hungriest rank held, in MB, and how far its losses are
+    """Return a row per training: what its hungriest rank held, in MB, and how far its losses are
     from one process's.
     """
     lines = []

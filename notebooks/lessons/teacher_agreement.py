@@ -99,7 +99,7 @@ def picture(found: dict[str, dict], *, title: str) -> show.Picture:
 def cost_rows(
     models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.Machine
 ) -> list[dict]:
-    """Return A row per model of a table of `costs`, with the bytes of a step in MiB."""
+    """Return a row per model of a table of `costs`, with the bytes of a step in MiB."""
     rows = []
     for name in each(models_of, "models measured"):
         measured = costs(models_of[name], ids, machine=machine)

@@ -28,7 +28,7 @@ RULES = {
 
 
 def rows() -> list[dict]:
-    """Return A row per rule: what came out when it was run, what to do instead, and where."""
+    """Return a row per rule: what came out when it was run, what to do instead, and where."""
     shown = {rule: pitfall(number) for rule, (number, _) in RULES.items()}
     return [
         {

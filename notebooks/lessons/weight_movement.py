@@ -40,7 +40,7 @@ class Moved(NamedTuple):
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """Return A copy of every trainable tensor."""
+    """Return a copy of every trainable tensor."""
     return {name: p.detach().clone() for name, p in wiring.trainable(model).items()}
 
 

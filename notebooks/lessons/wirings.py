@@ -32,7 +32,7 @@ ALIKE = 1e-4  # gradients that differ by less, relative to the largest, are the 
 # -------------------------------------------------------------------------------------- whose model
 @cache
 def adapted(name: str = "", device: str = "cpu") -> nn.Module:
-    """Return A frozen model with random LoRA factors on every linear layer of its blocks.
+    """Return a frozen model with random LoRA factors on every linear layer of its blocks.
 
     Made once per name.
     """
@@ -62,7 +62,7 @@ def flowed(model: nn.Module) -> dict:
 
 
 def survey(model: nn.Module) -> list[dict]:
-    """Return A row per kind of checkpointing, a column per state of the hook: how many tensors get
+    """Return a row per kind of checkpointing, a column per state of the hook: how many tensors get
     the right gradient.
     """
     right = flowed(rewire(model, "none", "removed"))["gradients"]

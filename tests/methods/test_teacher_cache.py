@@ -14,6 +14,7 @@ from conftest import FP32
 from torch.nn import functional as F
 
 from nblib import files, losses, models, text, train
+from nblib.checkpoint import Checkpoints
 from nblib.methods.distill import divergences, objective, teacher_cache
 from nblib.methods.distill.objective import from_teacher
 from nblib.methods.distill.teacher_cache import Cache, Cached, CacheError
@@ -750,7 +751,14 @@ def test_a_run_from_the_cache_resumes_to_the_bit(tmp_path, teacher, numbers, sou
         made = Learned(3.0, anchor=2.0)
         batches = Cached(_batches(numbers), cache)
         loss = from_teacher(Cache(cache.folder, source=source), temperature=made, ce=0.2)
-        return _fit(loss, batches, total=total, temperature=made, checkpoints=folder, accumulate=2)
+        return _fit(
+            loss,
+            batches,
+            total=total,
+            temperature=made,
+            checkpoints=Checkpoints(folder),
+            accumulate=2,
+        )
 
     straight, records = run(7, None)
     run(4, tmp_path / "run")

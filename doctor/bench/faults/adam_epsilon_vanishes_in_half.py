@@ -1,7 +1,8 @@
 """The weights are fp16 and Adam's default epsilon is 0 in it, so unused rows turn to NaN.
 
 Threads: https://github.com/afiaka87/glide-finetune/issues/5
-https://github.com/pytorch/pytorch/issues/147437 Names: N25 N17 F5 B4
+    https://github.com/pytorch/pytorch/issues/147437
+Names: N25 N17 F5 B4
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The adapters are attached in inference mode, so every parameter of the language model is frozen.
 
 Threads: https://github.com/huggingface/peft/issues/282
-https://github.com/mosaicml/llm-foundry/pull/1701 Names: S1 F1
+    https://github.com/mosaicml/llm-foundry/pull/1701
+Names: S1 F1
 """
 
 import torch

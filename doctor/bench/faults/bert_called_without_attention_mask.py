@@ -1,7 +1,8 @@
 """The attention mask is made and not given to BERT, so words attend to the padding behind them.
 
 Threads: https://github.com/huggingface/transformers/issues/2860
-https://github.com/CarryCKW/AES-NPCR/issues/7 Names: F13
+    https://github.com/CarryCKW/AES-NPCR/issues/7
+Names: F13
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The last step of a bidirectional LSTM is read, where the backward half has seen one row only.
 
 Threads: https://github.com/yunjey/pytorch-tutorial/issues/149
-https://github.com/prabhuomkar/pytorch-cpp/pull/13 Names: S37
+    https://github.com/prabhuomkar/pytorch-cpp/pull/13
+Names: S37
 """
 
 import torch

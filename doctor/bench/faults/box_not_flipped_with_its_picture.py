@@ -1,7 +1,8 @@
 """Pictures are flipped at random and their boxes are not, so the box is on the wrong side.
 
 Threads: https://github.com/KaihuaTang/Scene-Graph-Benchmark.pytorch/pull/92
-https://github.com/open-mmlab/mmcv/issues/2526 Names: D19
+    https://github.com/open-mmlab/mmcv/issues/2526
+Names: D19
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The centre loss has learnable centres, which no optimizer holds, so they stay where they began.
 
 Threads: https://github.com/KaiyangZhou/pytorch-center-loss/issues/11
-https://github.com/KaiyangZhou/pytorch-center-loss/issues/22 Names: S3
+    https://github.com/KaiyangZhou/pytorch-center-loss/issues/22
+Names: S3
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Pictures with their channels last are reshaped to channels first, which scrambles the pixels.
 
 Threads: https://github.com/BonnBytes/PyTorch-FWD/issues/16
-https://github.com/zamanzadeh/CARLA/issues/16 Names: F30
+    https://github.com/zamanzadeh/CARLA/issues/16
+Names: F30
 """
 
 import numpy as np

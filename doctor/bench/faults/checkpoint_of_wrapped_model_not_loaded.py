@@ -1,7 +1,8 @@
 """The names in the checkpoint begin with module., and strict=False loads none of its weights.
 
 Threads: https://github.com/pytorch/examples/issues/1029
-https://github.com/torchgeo/torchgeo/issues/4036 Names: S51
+    https://github.com/torchgeo/torchgeo/issues/4036
+Names: S51
 """
 
 import torch

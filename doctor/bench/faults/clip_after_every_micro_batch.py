@@ -1,7 +1,8 @@
 """The sum of gradients is clipped after every micro-batch, so early ones count for less.
 
 Threads: https://github.com/huggingface/transformers/issues/1563
-https://github.com/simchowitzlabpublic/nano-world-model/pull/22 Names: N8
+    https://github.com/simchowitzlabpublic/nano-world-model/pull/22
+Names: N8
 """
 
 import torch

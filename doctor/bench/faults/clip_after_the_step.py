@@ -1,7 +1,8 @@
 """Gradients are clipped after the optimizer has used them, so clipping does nothing.
 
 Threads: https://github.com/VGraphRNN/VGRNN/issues/4
-https://github.com/awslabs/graphstorm/issues/1366 Names: N8
+    https://github.com/awslabs/graphstorm/issues/1366
+Names: N8
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Gradients are clipped while they carry the scaler's factor, so almost nothing of them is left.
 
 Threads: https://github.com/Lightning-AI/pytorch-lightning/issues/9599
-https://github.com/milesial/Pytorch-UNet/issues/468 Names: N7
+    https://github.com/milesial/Pytorch-UNet/issues/468
+Names: N7
 """
 
 import torch

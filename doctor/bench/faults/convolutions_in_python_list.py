@@ -1,7 +1,8 @@
 """The convolutions stand in a Python list, so model.parameters() misses them.
 
 Threads: https://github.com/pytorch/pytorch/issues/1053
-https://github.com/asyml/texar-pytorch/issues/72 Names: S19 S3
+    https://github.com/asyml/texar-pytorch/issues/72
+Names: S19 S3
 """
 
 import torch

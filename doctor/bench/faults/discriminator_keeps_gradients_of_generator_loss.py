@@ -1,7 +1,8 @@
 """The generator's loss leaves gradients on the discriminator, and its own step adds to them.
 
 Threads: https://github.com/Lightning-AI/pytorch-lightning/issues/557
-https://github.com/FoundationVision/OmniTokenizer/issues/15 Names: N1
+    https://github.com/FoundationVision/OmniTokenizer/issues/15
+Names: N1
 """
 
 import torch

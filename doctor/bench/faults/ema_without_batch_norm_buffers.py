@@ -1,7 +1,8 @@
 """The average of the model takes its parameters only, and its running statistics stay at 0 and 1.
 
 Threads: https://github.com/facebookresearch/moco/issues/70
-https://github.com/CuriousAI/mean-teacher/issues/9 Names: N29
+    https://github.com/CuriousAI/mean-teacher/issues/9
+Names: N29
 """
 
 import copy

@@ -1,7 +1,8 @@
 """Every matrix goes to Muon by its number of dimensions, the embedding and the head too.
 
 Threads: https://github.com/deepspeedai/DeepSpeed/pull/7641
-https://github.com/vllm-project/speculators/pull/866 Names: S13
+    https://github.com/vllm-project/speculators/pull/866
+Names: S13
 """
 
 import torch

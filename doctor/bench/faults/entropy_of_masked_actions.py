@@ -1,7 +1,8 @@
 """torch.where leaves out the logarithm of zero, and the gradient through it is NaN all the same.
 
 Threads: https://github.com/pytorch/pytorch/issues/16317
-https://github.com/pytorch/pytorch/issues/52248 Names: B4 N17
+    https://github.com/pytorch/pytorch/issues/52248
+Names: B4 N17
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The backbone is frozen, but model.train() lets its batch norms go on averaging new data.
 
 Threads: https://github.com/pgniewko/gt-pyg/issues/112
-https://github.com/ultralytics/ultralytics/pull/8753 Names: N12
+    https://github.com/ultralytics/ultralytics/pull/8753
+Names: N12
 """
 
 import torch

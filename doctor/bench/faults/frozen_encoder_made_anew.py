@@ -1,7 +1,8 @@
 """The classifier makes a new encoder and freezes it, so its head learns on random features.
 
 Threads: https://github.com/LibreYOLO/libreyolo/pull/444
-https://github.com/TNI-playground/Fed_HeLLo/issues/2 Names: S22 S51
+    https://github.com/TNI-playground/Fed_HeLLo/issues/2
+Names: S22 S51
 """
 
 import torch

@@ -1,7 +1,8 @@
 """F.dropout is called without training=self.training, so evaluation drops numbers as well.
 
 Threads: https://github.com/delip/PyTorchNLPBook/issues/28
-https://github.com/rixwew/pytorch-fm/issues/21 Names: S24
+    https://github.com/rixwew/pytorch-fm/issues/21
+Names: S24
 """
 
 import torch

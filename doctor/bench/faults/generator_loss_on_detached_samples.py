@@ -1,7 +1,8 @@
 """The generator's adversarial loss is taken on samples that are cut off from the generator.
 
 Threads: https://github.com/nikhilsinghmus/image2reverb/issues/37
-https://github.com/samet-akcay/skip-ganomaly/issues/5 Names: B8
+    https://github.com/samet-akcay/skip-ganomaly/issues/5
+Names: B8
 """
 
 import torch

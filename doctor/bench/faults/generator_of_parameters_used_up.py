@@ -1,7 +1,8 @@
 """The parameters are counted from a generator first, and the optimizer gets what is left of it.
 
 Threads: https://github.com/YanaiEliyahu/AdasOptimizer/issues/2
-https://github.com/pytorch/pytorch/issues/47594 Names: S2
+    https://github.com/pytorch/pytorch/issues/47594
+Names: S2
 """
 
 import torch

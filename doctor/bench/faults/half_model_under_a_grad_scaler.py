@@ -1,7 +1,8 @@
 """The whole model is fp16 and a GradScaler is used: it refuses to unscale FP16 gradients.
 
 Threads: https://github.com/Lightning-AI/pytorch-lightning/issues/5140
-https://github.com/bitsandbytes-foundation/bitsandbytes/issues/945 Names: S7
+    https://github.com/bitsandbytes-foundation/bitsandbytes/issues/945
+Names: S7
 """
 
 import torch

@@ -1,7 +1,8 @@
 """All weights are bfloat16 and the rate is small, so most updates are rounded away.
 
 Threads: https://github.com/vllm-project/speculators/pull/765
-https://github.com/pytorch/ao/pull/1124 Names: N4
+    https://github.com/pytorch/ao/pull/1124
+Names: N4
 """
 
 import torch

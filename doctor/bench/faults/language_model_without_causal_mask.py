@@ -1,7 +1,8 @@
 """The attention of the language model has no causal mask, so it sees the token it has to predict.
 
 Threads: https://github.com/alex-matton/causal-transformer-decoder/issues/1
-https://github.com/huggingface/transformers/issues/48745 Names: F11
+    https://github.com/huggingface/transformers/issues/48745
+Names: F11
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The LSTM runs on through the padding, and the last state that is read comes after it.
 
 Threads: https://github.com/ray-project/ray/issues/21392
-https://github.com/bentrevett/pytorch-sentiment-analysis/issues/86 Names: S25
+    https://github.com/bentrevett/pytorch-sentiment-analysis/issues/86
+Names: S25
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Faces are flipped with their key points, but left and right points keep their places in the list.
 
 Threads: https://github.com/ildoonet/tf-pose-estimation/issues/33
-https://github.com/robertklee/COCO-Human-Pose/pull/29 Names: D19
+    https://github.com/robertklee/COCO-Human-Pose/pull/29
+Names: D19
 """
 
 import torch

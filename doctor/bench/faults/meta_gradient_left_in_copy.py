@@ -1,7 +1,8 @@
 """The gradients of the meta loss stay in a deep copy, and the optimizer steps without one.
 
 Threads: https://github.com/RobinLu1209/ST-GFSL/issues/3
-https://github.com/skorch-dev/skorch/issues/317 Names: B8 S3
+    https://github.com/skorch-dev/skorch/issues/317
+Names: B8 S3
 """
 
 import copy

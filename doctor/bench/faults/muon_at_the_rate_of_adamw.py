@@ -1,7 +1,8 @@
 """Muon in its original convention gets AdamW's rate, and the hidden matrices hardly move.
 
 Threads: https://github.com/KellerJordan/Muon/issues/49
-https://github.com/NVIDIA-NeMo/Emerging-Optimizers/issues/80 Names: N5b N5
+    https://github.com/NVIDIA-NeMo/Emerging-Optimizers/issues/80
+Names: N5b N5
 """
 
 import torch

@@ -19,8 +19,10 @@ optimizer = torch.optim.Muon(
     model.parameters(), lr=0.1, momentum=0.95, nesterov=False, weight_decay=0.0
 )
 # mended
-# optimizer = torch.optim.Muon(model.parameters(), lr=0.1, momentum=0.95, nesterov=True,
-# weight_decay=0.0) end
+# optimizer = torch.optim.Muon(
+#     model.parameters(), lr=0.1, momentum=0.95, nesterov=True, weight_decay=0.0
+# )
+# end
 mix = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
 
 for step in range(20):

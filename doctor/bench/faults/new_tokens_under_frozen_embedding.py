@@ -1,7 +1,8 @@
 """New tokens are added and only low-rank adapters are trained, so their embeddings stay as resized.
 
 Threads: https://github.com/szqwu/Motion-Agent/issues/6
-https://github.com/feizc/Visual-LLaMA/issues/2 Names: S14
+    https://github.com/feizc/Visual-LLaMA/issues/2
+Names: S14
 """
 
 import torch

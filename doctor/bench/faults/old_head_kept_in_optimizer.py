@@ -1,7 +1,8 @@
 """The head is replaced after the optimizer was built, and the old head's tensors are still in it.
 
 Threads: https://github.com/huggingface/transformers/pull/3519
-https://github.com/deepspeedai/DeepSpeed/pull/8377 Names: S4 S3
+    https://github.com/deepspeedai/DeepSpeed/pull/8377
+Names: S4 S3
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The linear layers hold packed 8-bit weights and no adapter; only norms and embedding learn.
 
 Threads: https://github.com/huggingface/peft/issues/1342
-https://github.com/AGI-Edgerunners/LLM-Adapters/issues/55 Names: S8
+    https://github.com/AGI-Edgerunners/LLM-Adapters/issues/55
+Names: S8
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Packed texts come with a mask of ones, so each text attends to those before it in its row.
 
 Threads: https://github.com/huggingface/transformers/pull/46634
-https://github.com/alex-hh/profam/issues/495 Names: F12
+    https://github.com/alex-hh/profam/issues/495
+Names: F12
 """
 
 import torch

@@ -1,7 +1,8 @@
 """ReduceLROnPlateau is given the validation accuracy and left in the mode for losses.
 
 Threads: https://github.com/md-mohaiminul/ViS4mer/issues/4
-https://github.com/FunctionLab/selene/issues/115 Names: N9
+    https://github.com/FunctionLab/selene/issues/115
+Names: N9
 """
 
 import torch
@@ -24,8 +25,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 # broken
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=2)
 # mended
-# scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.3,
-# patience=2) end
+# scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+#     optimizer, mode="max", factor=0.3, patience=2
+# )
+# end
 
 for epoch in range(6):
     model.train()

@@ -1,7 +1,8 @@
 """Positions begin anew in each packed document, and attention still crosses into the ones before.
 
 Threads: https://github.com/huggingface/nanoVLM/pull/204
-https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53 Names: F12
+    https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53
+Names: F12
 """
 
 import torch

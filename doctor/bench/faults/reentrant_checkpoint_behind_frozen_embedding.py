@@ -1,7 +1,8 @@
 """Reentrant checkpointing starts behind a frozen embedding, so the blocks inside get no gradient.
 
 Threads: https://github.com/cloneofsimo/lora/issues/26
-https://github.com/kohya-ss/sd-scripts/issues/91 Names: S10 B1
+    https://github.com/kohya-ss/sd-scripts/issues/91
+Names: S10 B1
 """
 
 import torch

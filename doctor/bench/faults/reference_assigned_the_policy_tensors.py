@@ -1,7 +1,8 @@
 """assign=True gives the reference the policy's own tensors, so both move together.
 
 Threads: https://github.com/andri27-ts/Reinforcement-Learning/issues/14
-https://github.com/DerrickXuNu/dvrl_pytorch/issues/2 Names: F7 N14 F2
+    https://github.com/DerrickXuNu/dvrl_pytorch/issues/2
+Names: F7 N14 F2
 """
 
 import torch

@@ -1,8 +1,9 @@
 """The reference is a second name of the policy, so the KL term is zero however far it moves.
 
 Threads: https://github.com/andri27-ts/Reinforcement-Learning/issues/14
-https://github.com/DerrickXuNu/dvrl_pytorch/issues/2 Names: F7 F2 Missed: one object is called with
-and without gradients, as the old policy of PPO is.
+    https://github.com/DerrickXuNu/dvrl_pytorch/issues/2
+Names: F7 F2
+Missed: one object is called with and without gradients, as the old policy of PPO is.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The flag is written require_grad, which torch does not know, and the features go on learning.
 
 Threads: https://github.com/udacity/deep-learning-v2-pytorch/issues/12
-https://github.com/NVIDIA/TensorRT/issues/2608 Names: S18
+    https://github.com/NVIDIA/TensorRT/issues/2608
+Names: S18
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The list of residual blocks is multiplied, so every place in it holds the same block.
 
 Threads: https://github.com/zalandoresearch/pytorch-vq-vae/issues/2
-https://github.com/linkedin/Liger-Kernel/pull/269 Names: S30
+    https://github.com/linkedin/Liger-Kernel/pull/269
+Names: S30
 """
 
 import torch

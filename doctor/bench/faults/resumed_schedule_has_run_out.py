@@ -1,7 +1,8 @@
 """A resumed schedule counts on from the old step towards the new run's end, and the rate is zero.
 
 Threads: https://github.com/facebookresearch/DPR/issues/99
-https://github.com/determined-ai/determined/pull/711 Names: N11 N9
+    https://github.com/determined-ai/determined/pull/711
+Names: N11 N9
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The running loss is summed as a tensor, so the graphs of all steps stay in memory.
 
 Threads: https://github.com/BatsResearch/labelmodels/issues/4
-https://github.com/jostmey/NakedAttention/issues/1 Names: N27
+    https://github.com/jostmey/NakedAttention/issues/1
+Names: N27
 """
 
 import torch

@@ -1,7 +1,8 @@
 """The learning rate is far too large for the batch, and the loss explodes after a few steps.
 
 Threads: https://github.com/facebookresearch/maskrcnn-benchmark/issues/295
-https://github.com/guillaumegenthial/sequence_tagging/issues/47 Names: N5 F5 N17
+    https://github.com/guillaumegenthial/sequence_tagging/issues/47
+Names: N5 F5 N17
 """
 
 import torch

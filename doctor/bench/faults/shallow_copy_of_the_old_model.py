@@ -1,7 +1,8 @@
 """The old model is a shallow copy that shares its weights, so it forgets together with the new one.
 
 Threads: https://github.com/DerrickXuNu/dvrl_pytorch/issues/2
-https://github.com/andri27-ts/Reinforcement-Learning/issues/14 Names: F7 F2
+    https://github.com/andri27-ts/Reinforcement-Learning/issues/14
+Names: F7 F2
 """
 
 import copy

@@ -1,7 +1,8 @@
 """The schedule counts epochs and is stepped at every batch, so the rate is gone in one epoch.
 
 Threads: https://github.com/ivadomed/ivadomed/pull/55
-https://github.com/automl/Auto-PyTorch/pull/210 Names: N9 N11
+    https://github.com/automl/Auto-PyTorch/pull/210
+Names: N9 N11
 """
 
 import torch

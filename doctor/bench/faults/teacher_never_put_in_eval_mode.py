@@ -1,7 +1,8 @@
 """The teacher keeps its dropout while it teaches, so its soft targets are noisy.
 
 Threads: https://github.com/vrvlive/knowlege-distillation/issues/2
-https://github.com/Sharpiless/yolov5-distillation-5.0/issues/5 Names: F6 S12
+    https://github.com/Sharpiless/yolov5-distillation-5.0/issues/5
+Names: F6 S12
 """
 
 import torch

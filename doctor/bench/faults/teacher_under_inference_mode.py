@@ -1,7 +1,8 @@
 """The teacher's features come from inference mode and meet a trained projection: backward refuses.
 
 Threads: https://github.com/lucidrains/denoising-diffusion-pytorch/issues/286
-https://github.com/facebookresearch/dinov2/issues/472 Names: F9
+    https://github.com/facebookresearch/dinov2/issues/472
+Names: F9
 """
 
 import torch

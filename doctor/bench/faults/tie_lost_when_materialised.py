@@ -1,7 +1,8 @@
 """to_empty gives the head a weight of its own, although the config ties it to the embedding.
 
 Threads: https://github.com/verl-project/verl/issues/7834
-https://github.com/meta-pytorch/torchtune/issues/616 Names: S9
+    https://github.com/meta-pytorch/torchtune/issues/616
+Names: S9
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,8 @@
 """The validation puts the model in eval mode, and the rest of the epoch trains without dropout.
 
 Threads: https://github.com/joeynmt/joeynmt/issues/184
-https://github.com/huggingface/lerobot/issues/3668 Names: N16 S11
+    https://github.com/huggingface/lerobot/issues/3668
+Names: N16 S11
 """
 
 import torch

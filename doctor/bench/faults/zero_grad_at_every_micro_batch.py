@@ -1,7 +1,8 @@
 """Gradients are cleared at every micro-batch, so accumulation keeps only the last of four.
 
 Threads: https://github.com/gaozhihan/PreDiff/issues/32
-https://github.com/meta-pytorch/opacus/issues/93 Names: N2
+    https://github.com/meta-pytorch/opacus/issues/93
+Names: N2
 """
 
 import torch

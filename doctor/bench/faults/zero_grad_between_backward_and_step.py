@@ -1,7 +1,8 @@
 """The gradients are cleared after backward and before the step, so no weight changes.
 
 Threads: https://github.com/lucidrains/byol-pytorch/issues/93
-https://github.com/Tony-Y/pytorch_warmup/issues/12 Names: N2
+    https://github.com/Tony-Y/pytorch_warmup/issues/12
+Names: N2
 """
 
 import torch

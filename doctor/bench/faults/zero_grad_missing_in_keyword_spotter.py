@@ -1,7 +1,8 @@
 """The loss falls for a few steps and then jumps, because no gradient is ever cleared.
 
 Threads: https://github.com/wenet-e2e/wekws/pull/73
-https://github.com/tenstorrent/tt-blacksmith/pull/711 Names: N1
+    https://github.com/tenstorrent/tt-blacksmith/pull/711
+Names: N1
 """
 
 import torch

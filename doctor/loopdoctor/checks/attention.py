@@ -283,7 +283,7 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
 
 @check("S25")
 def state_after_padding(e: Evidence) -> Fired | Verdict:
-    """Return A recurrent model is good with rows of full length and poor with short ones.
+    """Return a recurrent model is good with rows of full length and poor with short ones.
 
     Looks at what recurrent networks are given and what is taken of their answers. Fires when rows
     end in one and the same vector, in runs of several lengths, and the last state or output[:, -1]

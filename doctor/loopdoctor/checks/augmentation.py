@@ -58,7 +58,7 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
 
 @check("D14")
 def moved_apart(e: Evidence) -> Fired | Verdict:
-    """Return A segmentation stays blurred or mirrored, though its network learns well on data
+    """Return a segmentation stays blurred or mirrored, though its network learns well on data
     without augmentation.
 
     Fires when pictures of a batch were flipped, turned or rolled before they were put together, and

@@ -58,7 +58,7 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
 
 @check("S33")
 def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
-    """Return A model with attention or shares is worse than it should be, and answers a row alone
+    """Return a model with attention or shares is worse than it should be, and answers a row alone
     differently than in a batch.
 
     Fires when a softmax of something that learns was taken over dim 0, and what came of it met a

@@ -29,7 +29,7 @@ ASKED, TRIED, ALIKE = 64, 64, 4  # names, prefixes, names of one ending
 
 @check("S51")
 def checkpoint_not_loaded(e: Evidence) -> Fired | Verdict:
-    """Return A run from a checkpoint begins at the loss of a random model, or a pretrained backbone
+    """Return a run from a checkpoint begins at the loss of a random model, or a pretrained backbone
     is of no use.
 
     Looks at the last load_state_dict of each module that is trained or is a teacher, or is part of
@@ -171,7 +171,7 @@ def _alike(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
 
 
 def _inside(wrapper: str, missing: Shapes, unexpected: Shapes) -> list[Fit]:
-    """Return A part of the model was wrapped, so its name stands in the middle."""
+    """Return a part of the model was wrapped, so its name stands in the middle."""
     bare = {_without(n, wrapper): n for n in missing}
     new = {n: bare.get(_without(n, wrapper), "") for n in unexpected}
     there, off = _fits(new, missing, unexpected), any(wrapper in n.split(".") for n in unexpected)

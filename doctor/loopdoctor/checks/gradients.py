@@ -77,7 +77,7 @@ def reentrant_cut(e: Evidence) -> Fired | Verdict:
 
 
 def _without_graph(event: Backward) -> bool:
-    """Return A loss without a gradient that was computed with gradients on, from an output that had
+    """Return a loss without a gradient that was computed with gradients on, from an output that had
     none already.
     """
     calls = [c for c in event.calls if c.role == "model"]
@@ -183,7 +183,7 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
 def _vanishes(
     e: Evidence, name: str, owners: dict[str, nn.Module], norms: dict[str, list[float | None]]
 ) -> bool:
-    """Return A bias of a layer whose answer is only differentiated (forces of an energy): its
+    """Return a bias of a layer whose answer is only differentiated (forces of an energy): its
     weight, which no other layer has, is trained. Of a model that is called twice in a step, the
     loss may have lost the other answer.
     """
@@ -482,7 +482,7 @@ def always_zero(e: Evidence) -> Fired | Verdict:
 
 
 def _next_to_nothing(norms: dict[str, list[float]], ps: dict) -> tuple[str, float, float] | None:
-    """Return A matrix whose gradient is there and, in every step, what rounding leaves of nothing:
+    """Return a matrix whose gradient is there and, in every step, what rounding leaves of nothing:
     its name, the largest norm of it, and the median of all in the step of that norm.
     """
     steps = [[x for x in column if x] for column in zip(*norms.values())]
@@ -505,7 +505,7 @@ def _stem(name: str) -> str:
 
 @check("S20")
 def units_alike(e: Evidence) -> Fired | Verdict:
-    """Return A wide layer learns no more than one with a single unit, and a larger one does not
+    """Return a wide layer learns no more than one with a single unit, and a larger one does not
     help.
 
     Fires when the units of a layer (the rows of its weight) began alike and are alike to the last
@@ -548,7 +548,7 @@ def _alike(p: Tensor) -> bool:
 
 @check("S37")
 def one_way_hardly_read(e: Evidence) -> Fired | Verdict:
-    """Return A bidirectional network is hardly better than one that reads one way.
+    """Return a bidirectional network is hardly better than one that reads one way.
 
     Fires when output[:, -1] (output[-1] where time comes first), whole, is taken of a recurrent
     network that reads both ways.

@@ -230,7 +230,7 @@ def _round(x: float) -> bool:
 
 
 def _same_answers(backwards: list[Backward]) -> bool:
-    """Return A divergence with a gradient that stays 0 when the student moves; in the first step it
+    """Return a divergence with a gradient that stays 0 when the student moves; in the first step it
     may be 0 rightly.
     """
     later = [
@@ -244,7 +244,7 @@ def _same_answers(backwards: list[Backward]) -> bool:
 
 
 def _always_zero(backwards: list[Backward]) -> bool:
-    """Return A divergence that was made with gradients on, has none, and is 0 each time: of
+    """Return a divergence that was made with gradients on, has none, and is 0 each time: of
     something from itself.
     """
     seen = [
@@ -416,7 +416,7 @@ def sampled_without_gradient(e: Evidence) -> Fired | Verdict:
 
 @check("F25")
 def slope_without_graph(e: Evidence) -> Fired | Verdict:
-    """Return A network that should solve a differential equation, or a gradient penalty, does not
+    """Return a network that should solve a differential equation, or a gradient penalty, does not
     do what its loss asks for.
 
     Fires when the result of torch.autograd.grad with respect to an input, without create_graph, was
@@ -461,7 +461,7 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
 
 @check("F57")
 def both_sides_learn(e: Evidence) -> Fired | Verdict:
-    """Return A self-supervised loss reaches its end within a few steps, and the features are alike
+    """Return a self-supervised loss reaches its end within a few steps, and the features are alike
     for all data.
 
     Fires when a loss is nothing but cosines that are to rise, and both sides of them have a

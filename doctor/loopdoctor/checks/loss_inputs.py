@@ -351,7 +351,7 @@ def _targets(name: str, n: Entropy) -> Fired | None:
 # ------------------------------------------------------------------------------------------- shapes
 @check("F21")
 def shapes_meet(e: Evidence) -> Fired | Verdict:
-    """Return A regression learns the mean and no more; or a loss is 0 from the first step on; or a
+    """Return a regression learns the mean and no more; or a loss is 0 from the first step on; or a
     target size is refused.
 
     Fires when predictions and targets of a loss differ in shape and are broadcast: (N, 1) with (N)
@@ -538,7 +538,7 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
 
 @check("F66")
 def blank_among_labels(e: Evidence) -> Fired | Verdict:
-    """Return A speech or handwriting model never writes one of its labels, and leaves gaps.
+    """Return a speech or handwriting model never writes one of its labels, and leaves gaps.
 
     Fires when ctc_loss is given labels one of which is its blank, 0 unless it says otherwise. What
     lies behind the length of a row is padding, and left alone.

@@ -397,7 +397,7 @@ def _divided_by_hand(e: Evidence) -> bool:
 
 @check("F4")
 def first_loss(e: Evidence) -> Fired | Verdict:
-    """Return A model that knows nothing starts with a loss far from ln(vocabulary), or from
+    """Return a model that knows nothing starts with a loss far from ln(vocabulary), or from
     ln(classes).
 
     Where from_scratch=True says that the model is untrained: much less means that it sees the
@@ -811,7 +811,7 @@ def _cause(call: Call, kind: str, fact: str) -> str:
 
 @check("F40")
 def divergence_summed(e: Evidence) -> Fired | Verdict:
-    """Return A VAE gives the same blurred answer to all data, and its divergence falls to zero at
+    """Return a VAE gives the same blurred answer to all data, and its divergence falls to zero at
     once.
 
     Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows
@@ -874,7 +874,7 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
 
 # ----------------------------------------------------------------------------------- what is fed in
 def odd_input(e: Evidence) -> Fired | None:
-    """Return A loss that is given something else than it asks for."""
+    """Return a loss that is given something else than it asks for."""
     n = raised(e, "all elements of input should be between 0 and 1")
     if (
         n is not None
@@ -1049,7 +1049,7 @@ def _into_binary(name: str, f: Fed) -> Fired | None:
 
 
 def divided_twice(e: Evidence) -> Fired | None:
-    """Return A mean over the batch that is divided by the batch once more.
+    """Return a mean over the batch that is divided by the batch once more.
 
     As many micro-batches as rows are no sign of it.
     """

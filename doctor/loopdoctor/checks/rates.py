@@ -182,7 +182,7 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
 
 
 def _plateau(e: Evidence) -> Fired | None:
-    """Return A share of the rows that were evaluated, and whether it is of those that are right or
+    """Return a share of the rows that were evaluated, and whether it is of those that are right or
     of those that are wrong.
 
     A model that learns fast is soon far from where it was. So a share is compared with the training
@@ -343,7 +343,7 @@ def _other_data(e: Evidence) -> bool:
 
 
 def _squared(e: Evidence) -> Fired | None:
-    """Return A LambdaLR whose factor is the rate, at once or after a warm-up.
+    """Return a LambdaLR whose factor is the rate, at once or after a warm-up.
 
     One of 1 / lr steps begins so too, and rises.
     """
@@ -377,7 +377,7 @@ def _distributed() -> bool:
 
 @check("S13")
 def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
-    """Return A Muon run learns worse than AdamW: embeddings, the output head or vectors are in
+    """Return a Muon run learns worse than AdamW: embeddings, the output head or vectors are in
     Muon's group.
 
     Looked at in optimizers whose class is named after Muon. Groups that are marked as AdamW's

@@ -464,7 +464,7 @@ def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
 
 @check("S8")
 def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
-    """Return A 4-bit or 8-bit model "fine-tunes": the loss hardly falls, or everything is frozen.
+    """Return a 4-bit or 8-bit model "fine-tunes": the loss hardly falls, or everything is frozen.
 
     Fires when linear layers are packed, so that they cannot train, and no adapter was attached:
     then only what happened to stay in floating point (norms, embeddings) learns, or nothing. A new
@@ -499,7 +499,7 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
 
 
 def _floats(module: torch.nn.Module) -> bool:
-    """Return A layer of somebody's own with such a name, whose weight is trained as it is and only
+    """Return a layer of somebody's own with such a name, whose weight is trained as it is and only
     rounded on its way.
     """
     weight = weight_of(module)
@@ -795,7 +795,7 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
 
 @check("S19")
 def not_registered(e: Evidence) -> Fired | Verdict:
-    """Return A layer or tensor of the model is used and never learns, it is missing in the saved
+    """Return a layer or tensor of the model is used and never learns, it is missing in the saved
     file, or .to() leaves it.
 
     Fires when a module holds a tensor that requires a gradient as a plain attribute, as a buffer,
@@ -929,7 +929,7 @@ def _inside(
 
 @check("S30")
 def one_layer_many_times(e: Evidence) -> Fired | Verdict:
-    """Return A model has far fewer parameters than it should, and more layers hardly help.
+    """Return a model has far fewer parameters than it should, and more layers hardly help.
 
     Fires when a ModuleList or Sequential holds one and the same module with weights at all of its
     places, three or more. Weights that are shared by name (ALBERT, a loop over one layer) are left

@@ -363,7 +363,7 @@ def loss(
     optimizer: Optimizer | None = None,
     language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
 ) -> Callable[[nn.Module, Batch], Terms]:
-    """Return A loss for the loop: `language`, and "kl" weighted by beta, which rises linearly over
+    """Return a loss for the loop: `language`, and "kl" weighted by beta, which rises linearly over
     `warmup` optimizer steps.
 
     A hook of the optimizer counts the steps, so accumulation does not matter, in a buffer that

@@ -129,7 +129,7 @@ def relevance(model: nn.Module, *, by: str = "signal") -> Scores:
 
 
 def grade(value: float, thresholds: tuple[float, float] = (0.01, 0.1)) -> str:
-    """Return A word for a prior variance: above the second threshold, above the first, or
+    """Return a word for a prior variance: above the second threshold, above the first, or
     neither.
     """
     if not thresholds[0] < thresholds[1]:

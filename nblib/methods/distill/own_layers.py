@@ -30,7 +30,7 @@ def every_other(teacher: nn.Module) -> list[int]:
 
 
 def from_layers(teacher: nn.Module, *, keep: Sequence[int]) -> nn.Module:
-    """Return A student of the teacher's layers `keep`, in their order, with weights of its own in
+    """Return a student of the teacher's layers `keep`, in their order, with weights of its own in
     fp32 that train.
     """
     student = copy.deepcopy(teacher).float().train().requires_grad_(True)
@@ -61,7 +61,7 @@ def _holds(module: nn.Module, blocks: list[nn.Module]) -> bool:
 
 
 def with_new_weights(model: nn.Module, *, seed: int) -> nn.Module:
-    """Return A model of the same shape with random weights that depend on the seed alone."""
+    """Return a model of the same shape with random weights that depend on the seed alone."""
     with runtime.seeded(seed):
         return type(model)(copy.deepcopy(model.config)).train()
 

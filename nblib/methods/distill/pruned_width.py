@@ -87,7 +87,7 @@ def narrowed(
     inner: int | None = None,
     hidden: int | None = None,
 ) -> nn.Module:
-    """Return A student with so many key heads, inner and hidden channels, the most important ones;
+    """Return a student with so many key heads, inner and hidden channels, the most important ones;
     weights of its own in fp32 that train. None keeps all.
     """
     blocks, now = _blocks(teacher), copy.deepcopy(teacher).float()

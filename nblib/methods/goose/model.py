@@ -434,7 +434,7 @@ def tiny(
     seed: int = 0,
     **config,
 ) -> nn.Module:
-    """Return A small student with random weights that depend on the seed alone."""
+    """Return a small student with random weights that depend on the seed alone."""
     with runtime.seeded(seed):
         shape = dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=length)
         return GooseForCausalLM(GooseConfig(vocab_size=vocab_size, **shape, **config)).train()

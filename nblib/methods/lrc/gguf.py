@@ -116,7 +116,7 @@ def read(folder: Path | str, config: tf.PretrainedConfig) -> nn.Module:
 
 
 def rounded(model: nn.Module) -> nn.Module:
-    """Return A copy of an LRC model with the scales of its weights in fp16: what the files hold."""
+    """Return a copy of an LRC model with the scales of its weights in fp16: what the files hold."""
     model = copy.deepcopy(model)
     for layer in lrc.layers(model).values():
         weight = _weight(layer)

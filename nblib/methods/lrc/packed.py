@@ -183,7 +183,7 @@ def by_quarters(x: Tensor, packed: Tensor) -> Tensor:
 
 
 def by_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return A matrix as int8, and the fp32 scale of each row."""
+    """Return a matrix as int8, and the fp32 scale of each row."""
     scales = factor.float().abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * 127) / 127
     return (factor.float() / scales[:, None]).round().to(torch.int8), scales
 

@@ -256,7 +256,7 @@ def wrapped(model: nn.Module) -> dict[str, DepthLayer]:
 def loss(
     language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm, *, weight: float = 0.01
 ) -> Callable[[nn.Module, Batch], Terms]:
-    """Return A loss for the loop: the terms of `language`, and 'depth', the predictors'
+    """Return a loss for the loop: the terms of `language`, and 'depth', the predictors'
     cross-entropy.
     """
     if weight <= 0:

@@ -43,7 +43,7 @@ def jamba(
     seed: int = 0,
     **config,
 ) -> nn.Module:
-    """Return A Jamba with random weights: one attention layer in `attention_every`, experts in
+    """Return a Jamba with random weights: one attention layer in `attention_every`, experts in
     every second layer.
     """
     if not 1 <= top_k <= experts:

@@ -63,7 +63,7 @@ def normalised(heads: int, weights: tuple[float, ...] = WEIGHTS) -> list[float]:
 
 
 def loss(*, weights: tuple[float, ...] = WEIGHTS) -> Callable[[nn.Module, Batch], Terms]:
-    """Return A loss for the loop: one weighted term per head."""
+    """Return a loss for the loop: one weighted term per head."""
 
     def terms(model: nn.Module, batch: Batch) -> Terms:
         batch = Batch.of(batch)

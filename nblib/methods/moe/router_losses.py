@@ -129,7 +129,7 @@ def loss(
     z_weight: float = 0.001,
     language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
 ) -> Callable[[nn.Module, Batch], Terms]:
-    """Return A loss for the loop: the terms of `language`, and 'balance' and 'z' where their weight
+    """Return a loss for the loop: the terms of `language`, and 'balance' and 'z' where their weight
     is not zero.
     """
     weights = dict(balance_weight=balance_weight, z_weight=z_weight)

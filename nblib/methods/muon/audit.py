@@ -68,7 +68,7 @@ def audit(model: nn.Module, optimizers: list[Optimizer]) -> list[Row]:
 
 
 def lint_rates(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
-    """Return A sentence for everything that looks wrong about the split and the rates; an empty
+    """Return a sentence for everything that looks wrong about the split and the rates; an empty
     list when nothing does.
     """
     rows = audit(model, optimizers)

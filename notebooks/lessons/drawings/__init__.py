@@ -50,7 +50,7 @@ class Sketch:
         height: float = 0.45,
         fill: str = COMPUTED,
     ) -> Box:
-        """Return A box around its middle."""
+        """Return a box around its middle."""
         corner = (x - width / 2, y - height / 2)
         style = "round,pad=0,rounding_size=0.06"
         self.axes.add_patch(

@@ -47,7 +47,7 @@ def three_axes() -> show.Picture:
 
 
 def beaten() -> show.Picture:
-    """Return A front: the points that no other point beats, and what one of them beats."""
+    """Return a front: the points that no other point beats, and what one of them beats."""
     draw = numpy.random.default_rng(2)
     x = draw.uniform(0.5, 9.5, 16)
     y = 3 + 2.2 * numpy.exp(-x / 2.5) + draw.exponential(0.45, 16)

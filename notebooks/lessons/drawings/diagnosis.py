@@ -16,7 +16,7 @@ FOUND = {  # what the checks of one program could find, with an independent seco
 
 
 def where_it_looks() -> show.Picture:
-    """Return A training step from left to right, and below it what the doctor notes at each
+    """Return a training step from left to right, and below it what the doctor notes at each
     place.
     """
     sketch = Sketch(7.4, 2.9)

@@ -106,7 +106,7 @@ def through_frozen_layers() -> show.Picture:
 
 
 def reentrant() -> show.Picture:
-    """Return A reentrant checkpoint decides by its inputs whether it belongs to the graph."""
+    """Return a reentrant checkpoint decides by its inputs whether it belongs to the graph."""
     s = Sketch(7.4, 3.1)
     for y, asks, end in ((2.3, False, "loss has\nno graph"), (0.75, True, "gradients\nreach A, B")):
         name = "embed_tokens\n+ hook" if asks else "embed_tokens"

@@ -293,7 +293,7 @@ def words_by_signal(adapter: ard.ARDLinear) -> list[str]:
 
 
 def _graded(words_of: Callable[[ard.ARDLinear], list[str]], every: int = 50) -> dict:
-    """Return A word for each of six ranks, of which three carry what was planted and the others
+    """Return a word for each of six ranks, of which three carry what was planted and the others
     hardly anything.
     """
     model = planted(every=every)

@@ -131,7 +131,7 @@ def copied_logits(teacher: nn.Module, ids: Tensor, student: Tensor) -> Tensor:
 
 
 def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> torch.Tensor:
-    """Return A loss computed from the teacher's logits, which were computed under `mode`."""
+    """Return a loss computed from the teacher's logits, which were computed under `mode`."""
     model, ids = bench.byte_model(), bench.stream("prose")[:64].view(2, 32)
     with mode():
         teacher = model.eval()(ids).logits

@@ -108,7 +108,7 @@ def byte_rows(count: int, length: int) -> Tensor:
 
 @cache
 def stream(source: str, split: str = "train") -> Tensor:
-    """Return A corpus as one long row of bytes."""
+    """Return a corpus as one long row of bytes."""
     joined = "\n".join(text.documents(source, split))[:CORPUS_BYTES].encode()[:CORPUS_BYTES]
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8).long()
 
@@ -119,7 +119,7 @@ def batches(source: str = "prose", *, rows: int = 8, seed: int = 0) -> text.Batc
 
 # -------------------------------------------------------------------------------------- byte models
 def byte_model(*, seed: int = 0, **shape) -> nn.Module:
-    """Return A new language model on bytes, with random weights."""
+    """Return a new language model on bytes, with random weights."""
     return models.tiny(
         VOCABULARY, **(dict(hidden=64, layers=2, heads=2, length=LENGTH, seed=seed) | shape)
     )
@@ -171,7 +171,7 @@ class LowRank(nn.Module):
 
 
 def base(family: str = "qwen3", vocabulary: int = VOCABULARY, **shape) -> nn.Module:
-    """Return A small frozen model."""
+    """Return a small frozen model."""
     shape = dict(hidden=32, layers=LAYERS, length=LENGTH) | shape
     return models.tiny(vocabulary, family=family, **shape).requires_grad_(False)
 
@@ -242,7 +242,7 @@ def wired(
     family: str = "qwen3",
     above: str = ABOVE[0],
 ) -> nn.Module:
-    """Return A frozen tiny model with adapters that have something to learn, put together in the
+    """Return a frozen tiny model with adapters that have something to learn, put together in the
     given order.
 
     `above` names what else trains, above the blocks: the final norm, or a head of its own, not tied

@@ -380,7 +380,7 @@ def _forks() -> subprocess.Popen:
 
 
 def run_with(cache: Path) -> str:
-    """Return A fresh process compiles with inductor, its cache in `cache`; 'ok' or how it ended."""
+    """Return a fresh process compiles with inductor, its cache in `cache`; 'ok' or how it ended."""
     print(cache, file=_forks().stdin, flush=True)
     return _forks().stdout.readline().strip().replace(f"{cache}/", "") or "it ended without a word"
 

@@ -70,7 +70,7 @@ def shifted(times: int, *, steps: int = 120) -> dict:
 
 
 def collator(*, pad_is_eos: bool):
-    """Return A tokenizer and the stock collator, which ignores every label that equals the padding
+    """Return a tokenizer and the stock collator, which ignores every label that equals the padding
     token.
     """
     tokenizer = text.train_tokenizer(["a b c d e f g h"], vocab_size=300)
@@ -246,7 +246,7 @@ def load_epoch(*, workers: int, seconds_per_item: float = 0.0) -> float:
 
 
 def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
-    """Return A loop whose step takes five milliseconds: how much of its time goes into waiting for
+    """Return a loop whose step takes five milliseconds: how much of its time goes into waiting for
     the next batch?
     """
     waited, started = 0.0, time.perf_counter()

@@ -42,7 +42,7 @@ ROWS = 4
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
-    """Return A student with random weights, and its teacher."""
+    """Return a student with random weights, and its teacher."""
     return byte_model(seed=1), models.as_teacher(trained())
 
 
@@ -129,7 +129,7 @@ def climbed(
 
 
 def _under_inference() -> dict:
-    """Return A temperature without a clamp, and a teacher under inference mode."""
+    """Return a temperature without a clamp, and a teacher under inference mode."""
     facts = {"temperature": "exp(raw)", "steps": 0, "steps in which T had no gradient": 0}
     return facts | {"raised": teacher_use("t / T, T learnable")["raised"]}
 

@@ -75,7 +75,7 @@ def _router_in_fp32(model: nn.Module) -> None:
 
 
 def computed(product: Callable | None, *, exact_router: bool = False) -> dict:
-    """Return A forward and a backward pass under bf16 autocast, in which dtype.
+    """Return a forward and a backward pass under bf16 autocast, in which dtype.
 
     None: the product as it is installed.
     """

@@ -83,7 +83,7 @@ def _first_line(make: Callable[..., tf.Trainer], model, data) -> dict:
 
 
 def poisoned() -> torch.nn.Module:
-    """Return A model with one weight that overflowed."""
+    """Return a model with one weight that overflowed."""
     model = small()
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan

@@ -225,7 +225,7 @@ class _Run:
 
 
 def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
-    """Return A run that was stopped and continued without some pieces, against the run that never
+    """Return a run that was stopped and continued without some pieces, against the run that never
     stopped.
     """
 

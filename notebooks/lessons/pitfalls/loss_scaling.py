@@ -122,7 +122,7 @@ def _without_card(call: Callable, *args) -> tuple:
 
 
 def absent_card() -> tuple[GradScaler, list[str]]:
-    """Return A scaler for CUDA on a machine without it, and torch's warnings."""
+    """Return a scaler for CUDA on a machine without it, and torch's warnings."""
     return _without_card(GradScaler)
 
 

@@ -242,7 +242,7 @@ def learn_chain(
 
 
 def speaker() -> nn.Module:
-    """Return A model that speaks the language, ternary and corrected."""
+    """Return a model that speaks the language, ternary and corrected."""
     model = copy.deepcopy(_speaker())
     lrc.attach(model)
     return model

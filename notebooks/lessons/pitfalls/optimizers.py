@@ -147,7 +147,7 @@ def stacked_experts() -> str:
 
 
 def split_run(split: str, lr: float = 3e-3, *, adjust: str = "match_rms_adamw") -> dict:
-    """Return A new dense model with its parameters divided between Muon and AdamW by 'ndim == 2' or
+    """Return a new dense model with its parameters divided between Muon and AdamW by 'ndim == 2' or
     'by module'.
     """
     deal = {"ndim == 2": by_shape, "by module": by_module}[split]
@@ -266,7 +266,7 @@ def gradients_removed(optimizer: Optimizer, loss: Tensor) -> None:
 
 
 def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
-    """Return A weight that takes part in the first two steps and in none of the next five."""
+    """Return a weight that takes part in the first two steps and in none of the next five."""
     take_step = gradients_removed if set_to_none else gradients_set_to_zero
     with bench.seeded():
         model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])

@@ -180,7 +180,7 @@ def _load_and_train(load: Callable[[str], tuple[nn.Module, tf.TrainingArguments]
 
 
 def large_activations(dtype: torch.dtype) -> nn.Module:
-    """Return A model whose activations pass 65504, as those of large models do. bf16 and fp32 can
+    """Return a model whose activations pass 65504, as those of large models do. bf16 and fp32 can
     hold them, fp16 cannot.
     """
     model = bench.byte_model()

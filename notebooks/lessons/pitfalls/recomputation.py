@@ -30,7 +30,7 @@ VOCABULARY = 512
 def lora(
     rank: int = 8, *, vocabulary: int = VOCABULARY, targets="all-linear", **shape
 ) -> nn.Module:
-    """Return A tiny Qwen3 with LoRA on its projections; B starts away from zero, so that no
+    """Return a tiny Qwen3 with LoRA on its projections; B starts away from zero, so that no
     gradient is zero by design.
     """
     frozen = bench.base(vocabulary=vocabulary, **shape)
@@ -222,7 +222,7 @@ P20 = Pitfall(
 
 
 def reentrant(forward: Callable) -> Callable:
-    """Return A block's forward wrapped in checkpoint(), as code outside transformers does it."""
+    """Return a block's forward wrapped in checkpoint(), as code outside transformers does it."""
 
     # the reentrant kind takes no keyword arguments
     def through(hidden: Tensor, **options) -> Tensor:
@@ -319,7 +319,7 @@ def checked_in_training_mode(model: nn.Module, ids: Tensor) -> tuple[str, str]:
 
 
 def check_then_train(*, check_in: str, reentrant: bool = True) -> dict:
-    """Return A gradient check in one mode, then the first training step of a model with the
+    """Return a gradient check in one mode, then the first training step of a model with the
     reentrant fault of P01.
     """
     model, ids = lora(), tokens()

@@ -67,7 +67,7 @@ class _Partly(Mended):
 
 
 def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
-    """Return A rollback with some of its parts.
+    """Return a rollback with some of its parts.
 
     `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is
     halved, that of the optimizer's group, which the scheduler overwrites, or the scheduler's base.
@@ -141,7 +141,7 @@ def rollback_faults(facts: dict) -> list[str]:
 
 # ------------------------------------------------------------------------------------ P40 nan hooks
 def nan_gradient(*, zero_row: bool = True):
-    """Return A model, and a step that makes one gradient nan: the square root has no slope at 0, a
+    """Return a model, and a step that makes one gradient nan: the square root has no slope at 0, a
     row of the embedding.
     """
     model = byte_model(heads=4, tie_word_embeddings=False)

@@ -194,7 +194,7 @@ def _larger(x: Tensor, result: Tensor) -> bool:
 
 
 def _patches(x: Tensor, result: Tensor) -> bool:
-    """Return A picture (B, C, H, W) cut into as many pieces as it has squares of p by p pixels,
+    """Return a picture (B, C, H, W) cut into as many pieces as it has squares of p by p pixels,
     along its lines.
     """
     if (

@@ -96,7 +96,7 @@ class OverBatch(Watcher):
                     self.known.put(r, rows)
 
     def _by_hand(self, op: Op, facts: list, rows: int) -> bool:
-        """Return A cross-entropy without torch's: the column of each row's class is picked, or all
+        """Return a cross-entropy without torch's: the column of each row's class is picked, or all
         are multiplied with one-hot rows.
         """
         answers = op.given[[f == rows for f in facts].index(True)]

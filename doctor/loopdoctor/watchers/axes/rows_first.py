@@ -84,5 +84,5 @@ class RowsFirst(Watcher):
 
 
 def _row(t: Tensor) -> bool:
-    """Return A piece of something longer, and not what a step of time has made."""
+    """Return a piece of something longer, and not what a step of time has made."""
     return t.dim() == 1 and (t._base is None or t._base.numel() > t.numel())

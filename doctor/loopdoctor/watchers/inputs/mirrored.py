@@ -186,7 +186,7 @@ def _axis(op: Op) -> int:
 
 
 def _turned_back(answer: Tensor) -> bool:
-    """Return A sign or a complement after the last layer, one for each number.
+    """Return a sign or a complement after the last layer, one for each number.
 
     A unit (a factor above 0) is none.
     """

@@ -117,7 +117,7 @@ class SlicesWritten(Watcher):
                 self.written[whole] = tuple(first.shape)
 
     def _whole(self, t: Tensor) -> int:
-        """Return A name for the tensor of which this is a view: 0 where there is none, or it
+        """Return a name for the tensor of which this is a view: 0 where there is none, or it
         learns.
         """
         base = t._base

@@ -142,7 +142,7 @@ def _asks(frame: FrameType | None, module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _read(code: CodeType) -> tuple[ast.Module, int]:
-    """Return A function, and the line that it begins on; nothing where it can't be read."""
+    """Return a function, and the line that it begins on; nothing where it can't be read."""
     try:
         lines, begin = inspect.getsourcelines(code)
         return ast.parse(textwrap.dedent("".join(lines))), begin

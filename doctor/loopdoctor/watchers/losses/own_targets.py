@@ -70,7 +70,7 @@ class OwnTargets(Watcher):
             self.known.put(op.results[0], (self._next(op, fact[0]), fact[1]))
 
     def _next(self, op: Op, way: str) -> str:
-        """Return A weight of a normalisation is a plain number here."""
+        """Return a weight of a normalisation is a plain number here."""
         learn = [t.requires_grad and not isinstance(t, nn.Parameter) for t in op.given]
         if op.name in VIEWS:
             return way
